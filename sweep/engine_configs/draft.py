@@ -98,7 +98,7 @@ class Draft:
                 f"tp: above num_kv_heads={e.model.num_kv_heads} it gathers the columns of q, k and v that all ranks "
                 "project, instead of copying heads: less memory of weights, more traffic and activations"
             )
-        if e.pp_stages is not None and written_stages(e.pp_stages).multi_token_modules:
+        if e.pp_stages is not None and written_stages(e.pp_stages).multi_token_modules > e.model.mtp_modules:
             self.refuse("pp_stages", "the model has no multi-token modules; without m it would work")
 
     def choose(self, name: str, table: Mapping[Any, Choice]) -> None:
@@ -120,6 +120,8 @@ class Target:
     name: str
     version: str
     """Version whose parser was used to check the names of options."""
+    has_modules: bool = False
+    """Whether its options name modules of multi-token prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,15 +22,16 @@ from sweep.engine_configs.draft import (
     Options,
     Target,
 )
-from sweep.engine_configs.megatron_model import set_experts, set_model
+from sweep.engine_configs.megatron_model import set_experts, set_model, set_modules
 from sweep.engine_configs.megatron_offload import offload_activations, offload_optimizer
 from sweep.engine_configs.texts import commented, flags
 from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
+from workloads.spec.model_layers import numbers_of
 from workloads.spec.recomputation import stage_words
 
-TARGET = Target(name="megatron", version="Megatron-Core 0.19.2")
+TARGET = Target(name="megatron", version="Megatron-Core 0.19.2", has_modules=True)
 FILE = "megatron_flags.txt"
 
 DEGREES = {
@@ -152,7 +153,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         documents=DOCUMENTS,
     )
     _formats(draft)
-    set_model(draft)
+    model = numbers_of(e.model) or e.model
+    set_model(draft, model)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     draft.set({"max-position-embeddings": e.seq_len})
     _sharding(draft)
@@ -173,8 +175,10 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         draft.choose("cp_kind", CONTEXT)
     draft.choose("attention", ATTENTION)
     draft.choose("compile", COMPILE)
-    if e.model.moe is not None:
-        set_experts(draft, e.model.moe)
+    if model.moe is not None:
+        set_experts(draft, model.moe, model.num_layers)
+    if e.model.mtp_modules:
+        set_modules(draft)
     draft.set(TRAINING)
     draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
     draft.notes.append("weight decay leaves out norms there, and the same seed gives other weights")
@@ -234,7 +238,8 @@ def _sharding(draft: Draft) -> None:
 
 
 def _pipeline(draft: Draft) -> None:
-    """Even stages need only the number of virtual stages; other splits are written out."""
+    """Even stages need only the number of virtual stages; other splits are written out, and all with multi-token
+    modules, which are in the last stage."""
     e = draft.experiment
     draft.choose("pp_schedule", SCHEDULES)
     stages = experiment_layers(e)
@@ -243,11 +248,13 @@ def _pipeline(draft: Draft) -> None:
     if e.pp_stages is not None:
         draft.set({"pipeline-model-parallel-layout": e.pp_stages})
         return
-    if len({len(layers) for layers in stages}) == 1:
+    modules = e.model.mtp_modules
+    if not modules and len({len(layers) for layers in stages}) == 1:
         if e.virtual_stages > 1:
             draft.set({"num-virtual-stages-per-pipeline-rank": e.virtual_stages})
         return
-    parts = ["t" * len(layers) for layers in stages]
+    parts = ["t" * len(layers) for layers in stages[:-1]]
+    parts += ["t" * (len(stages[-1]) - modules) + "m" * modules]
     draft.set({"pipeline-model-parallel-layout": "E" + "|".join(parts) + "L"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sweep.engine_configs.draft import NOTHING, Choice, Draft, Options
-from workloads.spec.model_spec import MoESpec
+from workloads.spec.model_spec import ModelSpec, MoESpec
 
 SHAPE = {
     "num_layers": "num-layers",
@@ -39,9 +39,8 @@ ROUTING: Mapping[str, Choice] = {
 }
 
 
-def set_model(draft: Draft) -> None:
-    """Writes the sizes of dense layers, attention and vocabulary."""
-    model = draft.experiment.model
+def set_model(draft: Draft, model: ModelSpec) -> None:
+    """Writes the sizes of dense layers, attention and vocabulary of the model without multi-token modules."""
     draft.set({option: getattr(model, field) for field, option in SHAPE.items()})
     if model.num_kv_heads != model.num_heads:
         draft.set({"group-query-attention": True, "num-query-groups": model.num_kv_heads})
@@ -74,8 +73,16 @@ def set_model(draft: Draft) -> None:
         draft.set({"qk-layernorm": True})
 
 
-def set_experts(draft: Draft, moe: MoESpec) -> None:
-    """Writes the routed experts and how tokens are sent to them."""
+def set_modules(draft: Draft) -> None:
+    """Writes the modules of multi-token prediction, which are layers of the model's last kind there, too, and the
+    factor of their mean loss."""
+    layers = draft.experiment.model.layers
+    assert layers is not None
+    draft.set({"mtp-num-layers": layers.modules, "mtp-loss-scaling-factor": layers.mtp_loss_weight})
+
+
+def set_experts(draft: Draft, moe: MoESpec, num_layers: int) -> None:
+    """Writes the routed experts of a model of so many layers, and how tokens are sent to them."""
     e = draft.experiment
     draft.set(
         {
@@ -93,7 +100,7 @@ def set_experts(draft: Draft, moe: MoESpec) -> None:
     if moe.num_shared_experts:
         draft.set({"moe-shared-expert-intermediate-size": moe.num_shared_experts * moe.expert_hidden_size})
     if moe.num_dense_layers:
-        dense, rest = moe.num_dense_layers, e.model.num_layers - moe.num_dense_layers
+        dense, rest = moe.num_dense_layers, num_layers - moe.num_dense_layers
         draft.set({"moe-layer-freq": f"([0]*{dense}+[1]*{rest})"})
     if moe.experts_per_token == 1 and moe.normalize_weights:
         draft.refuse("model.moe.normalize_weights", "it does not divide the weight of one expert; false would work")

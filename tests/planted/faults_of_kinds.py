@@ -13,6 +13,8 @@ _HEADS = {"layers": "gate_of_heads", "tp": 2, "micro_batch_size": 4}
 _WINDOW_RING = {"layers": "sliding", "cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "seq_len": 20}
 _SINK_RING = {**_WINDOW_RING, "layers": "sinks"}
 _EXPERTS, _ACTIVATION = ENGINE + "layers.kind_experts:KindExperts.", ENGINE + "kind_ops.weighted_activations:"
+_LATENT_EXPERTS, _LATENT = ENGINE + "layers.latent_experts:LatentExperts.forward", {"layers": "latent_experts", **TWO}
+_SUMMED = ENGINE + "collectives.whole_norm:_summed"
 _CLAMPED = {"layers": "clamped_experts", **TWO}
 _DIVIDED_EXPERTS = {"layers": "clamped_experts", "tp": 2, "etp": 2, "micro_batch_size": 4}
 _BIASES = {"layers": "biases", "tp": 2, "micro_batch_size": 4}
@@ -118,7 +120,7 @@ KINDS: list[Fault] = faults_of(
     (
         "rotated_columns_moved",
         "the rotated columns change places with the others",
-        _LAYER + "KindAttention._norm_and_rotate",
+        _LAYER + "KindAttention._rotate",
         "torch.cat([first_q, rest_q], -1)",
         "torch.cat([rest_q, first_q], -1)",
         _GATES,
@@ -266,5 +268,45 @@ KINDS: list[Fault] = faults_of(
         "2 * positive * grad",
         "positive * grad",
         {"layers": "experts_of_squared_relu", **TWO},
+    ),
+    (
+        "squares_of_own_heads",
+        "each rank norms queries and keys by the squares of its own heads",
+        _SUMMED,
+        "wait(all_reduce_async(torch.stack(of_inputs, 1), norm.tp.axis))",
+        "torch.stack(of_inputs, 1) * norm.tp.size",
+        {"layers": "norm_over_heads", "tp": 2, "micro_batch_size": 4},
+    ),
+    (
+        "squares_of_every_copy",
+        "squares of key heads count once for every copy",
+        _SUMMED,
+        "[1, norm.copies]",
+        "[1, 1]",
+        {"layers": "norm_over_heads", "tp": 4, "micro_batch_size": 4},
+    ),
+    (
+        "stream_in_the_norm_of_outputs",
+        "the norm of an output is that of its sum with the stream",
+        ENGINE + "layers.block:Block.forward",
+        "x_TD + self.ffn_out_norm(self.ffn(x_TD))",
+        "self.ffn_out_norm(x_TD + self.ffn(x_TD))",
+        {"layers": "norms_of_outputs", **TWO},
+    ),
+    (
+        "latents_of_experts_cut_off",
+        "no gradient comes back through the latents that experts get",
+        _LATENT_EXPERTS,
+        "self.latent_down(x_TD)",
+        "self.latent_down(x_TD.detach())",
+        _LATENT,
+    ),
+    (
+        "shared_beside_latents_left_out",
+        "what every token visits beside latent experts is left out",
+        _LATENT_EXPERTS,
+        "out + shared_out",
+        "out + 0 * shared_out",
+        _LATENT,
     ),
 )

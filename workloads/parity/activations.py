@@ -80,7 +80,7 @@ class _Watch:
         chunk.between_blocks = self._between
         if inside:
             for layer, block in zip(layers, blocks, strict=True):
-                for part in (name for name in PARTS if hasattr(block, name)):
+                for part in (name for name in PARTS if getattr(block, name, None) is not None):
                     self._hook(getattr(block, part), f"layers.{layer}.{part}")
         if chunk.head is not None:
             self._hook(chunk.head.norm, "norm")

@@ -5,15 +5,9 @@ from __future__ import annotations
 DOCUMENT_CASES = (
     (
         "documents",
-        "documents and has_layer_list and not mtp_modules",
+        "documents and not numbers_describe",
         "documents with the layers of {model}, which differ by kind: attention of windows, chunks and recurrent layers "
         "to packed documents is not planned; use documents=null, or a model of one kind of attention",
-    ),
-    (
-        "documents",
-        "documents and mtp_modules",
-        "documents with the multi-token modules of {model}: their targets in packed documents are not planned; use "
-        "documents=null, or the model without modules (mtp_modules=0)",
     ),
     (
         "documents_attention",

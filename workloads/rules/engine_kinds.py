@@ -13,14 +13,18 @@ from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
+from workloads.spec.model_layers import numbers_of
 from workloads.spec.model_spec import ModelSpec
 
+MULTI_TOKEN = "modules of multi-token prediction"
 RUN_BY_KIND = (
     "attention without positions",
     "rotary positions of a part",
     "biases of queries, keys and values",
     "a bias of the attention's output",
     "a norm of queries and keys without a weight",
+    "a norm of queries and keys over all heads",
+    "norms of outputs in place of inputs",
     "an output gate of attention",
     "attention sinks",
     "a cap of attention scores",
@@ -35,6 +39,7 @@ RUN_BY_KIND = (
     "layers of a mixer alone",
     "layers of an MLP alone",
     "router weights on the inputs of experts",
+    "latent experts",
     "biases of experts",
     "a bias of the router",
     "shared experts of another width",
@@ -45,7 +50,7 @@ RUN_BY_KIND = (
     "scales of the router",
     "a cap of the logits",
     "scaled embeddings",
-    "modules of multi-token prediction",
+    MULTI_TOKEN,
 )
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what the engine runs although numbers cannot
 describe it."""
@@ -103,6 +108,8 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
         yield "proportional rotary positions in a file of an earlier version, which lacks other fields (write it again)"
     if any(mixer.score_scale and mixer.norm == "none" and mixer.rope is None for mixer in mixers):
         yield "scaled scores of queries without norm and positions"
+    if any(mixer.norm == "all_heads" and (mixer.score_scale or mixer.value_norm) for mixer in mixers):
+        yield "a norm over all heads with scaled scores or normed values"
     if any(mixer.value_dim > mixer.head_dim for mixer in mixers):  # kernels with one size of heads get padded values
         yield "values larger than keys"
     routed = {kind.mlp for kind in kinds if isinstance(kind.mlp, RoutedMLP)}
@@ -114,12 +121,18 @@ def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
     yield from (f"shared {mlp.label} experts" for mlp in shared if (mlp.gated, mlp.activation) not in _ACTIVATIONS)
     if any(mlp.bias for mlp in shared):
         yield "biases of shared experts"
+    if any(kind.outputs_normed and (kind.routed or kind.mixer is None or kind.mlp is None) for kind in kinds):
+        yield "norms of outputs in place of inputs with experts or in layers of one part"
+    if any(kind.outputs_normed and kind.norms != 2 for kind in kinds):
+        yield "norms of outputs in place of inputs beside others"
     if any(2 < kind.norms <= 4 and kind.routed for kind in kinds):
         yield "norms of the outputs of experts"
     if any(kind.normed_beside and not _has_parts_beside(kind) for kind in kinds):
         yield "seven norms without a dense MLP beside experts, or with a gate of it"
     if len({kind.normed_beside for kind in kinds if kind.routed}) > 1:
         yield "experts with norms of their own in some layers alone"
+    if any(isinstance(kind.mlp, RoutedMLP) and kind.mlp.latent and kind.norms > 2 for kind in kinds):
+        yield "latent experts with norms of outputs"
     if any(isinstance(kind.mlp, RoutedMLP) and kind.mlp.router_scales and not kind.normed_beside for kind in kinds):
         yield "scales of the router without seven norms"
     if any(kind.norms < 2 for kind in kinds if kind.mixer is not None and kind.mlp is not None):
@@ -174,7 +187,13 @@ def refuse_lacking_kinds(models: Iterable[ModelSpec]) -> None:
         raise UnsupportedByEngine(*lines)
 
 
-def refuse_to_export(model: ModelSpec) -> None:
-    """Raises `UnsupportedByEngine` for a model whose kinds of layers no configuration of another engine has here."""
-    if lacking := adapters_lack(model):
-        raise UnsupportedByEngine(f"model {model.name} cannot be exported yet: no writer for {'; '.join(lacking)}")
+def refuse_to_export(model: ModelSpec, engine: str, *, has_modules: bool) -> None:
+    """Raises `UnsupportedByEngine` for a model with what no configuration of ``engine`` has here. ``has_modules``:
+    whether it has modules of multi-token prediction, in models whose layers numbers describe."""
+    lacking = adapters_lack(model)
+    if has_modules and numbers_of(model) is not None:
+        lacking = tuple(name for name in lacking if name != MULTI_TOKEN)
+    if lacking:
+        raise UnsupportedByEngine(
+            f"model {model.name} cannot be exported to {engine} yet: no writer for {'; '.join(lacking)}"
+        )

@@ -206,7 +206,7 @@ _LAYOUT = _rules(
     (
         "etp",
         "etp > 1 and etp == tp and biased_outputs % etp",
-        "etp={etp} does not divide the hidden_size={hidden_size} of {model}, and so not the biases of its experts; use "
+        "etp={etp} does not divide the {biased_outputs} outputs of experts of {model}, and so not their biases; use "
         "etp=1",
     ),
     (

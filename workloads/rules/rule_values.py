@@ -16,7 +16,7 @@ from workloads.spec.layer_kinds.attention import Attention
 from workloads.spec.layer_kinds.mlp import RoutedMLP
 from workloads.spec.layer_kinds.recurrent import Recurrent
 from workloads.spec.layer_kinds.spans import Chunk, Window
-from workloads.spec.model_layers import layers_of, splits_of
+from workloads.spec.model_layers import layers_of, numbers_of, splits_of
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
 from workloads.spec.recomputation import is_by_stage, stage_words
@@ -77,6 +77,7 @@ _OF_PARTS = (
     *("stages_written", "layers_written", "modules_written", "empty_stage"),  # of pp_stages; 0 without it
     "modules_elsewhere",
     "mtp_modules",
+    "numbers_describe",  # whether they do, apart from multi-token modules
     *("recompute_by_stage", "recompute_stages", "recompute_beyond", "recompute_one_by_one"),
 )
 CLUSTER_NAMES = ("cluster", "backend", "device", "devices_per_node", "joined_devices", "precisions")
@@ -107,6 +108,7 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
         *_special(model, experiment.tp),
         *_written(experiment.pp_stages, model),
         model.mtp_modules,
+        numbers_of(model) is not None,
         *recompute_values(experiment),
     )
     return (*_get_experiment(experiment), *_get_model(model), *parts)
@@ -115,8 +117,9 @@ def layout_values(experiment: Experiment) -> tuple[Any, ...]:
 @lru_cache(maxsize=256)
 def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
     """(whether some layer has a window or a cap of scores, for which there is one kernel; whether some layer has chunks
-    or a cap, which only attention to whole sequences has; greatest common divisor of the columns of projections and of
-    outputs that one rank has; tokens of the longest window). Of models that the engine runs by kind; else all false."""
+    or a cap, which only attention to whole sequences has; greatest common divisor of the columns of projections, of
+    outputs and of latents of experts that one rank has; tokens of the longest window). Of models that the engine runs
+    by kind; else all false."""
     if model.layers is None or lacking_kinds(model):
         return False, False, 0, 0
     mixers = [kind.mixer for kind in model.layers.kinds if isinstance(kind.mixer, Attention)]
@@ -132,6 +135,8 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
     for kind in model.layers.kinds:
         if isinstance(kind.mixer, Recurrent):
             columns = gcd(columns, *recurrent_columns(model, kind.mixer, tp))
+        if isinstance(kind.mlp, RoutedMLP):
+            columns = gcd(columns, kind.mlp.latent)
     return capped or len(windows) > 0, capped or chunked, columns, max(windows, default=0)
 
 
@@ -139,7 +144,7 @@ def _special(model: ModelSpec, tp: int) -> tuple[bool, bool, int, int]:
 def _biased_outputs(model: ModelSpec) -> int:
     """Outputs of experts with biases, which are divided as their columns are; 0 if there are none."""
     mlps = [kind.mlp for kind in layers_of(model).kinds if isinstance(kind.mlp, RoutedMLP)]
-    return model.hidden_size if any(mlp.expert.bias for mlp in mlps) else 0
+    return next((mlp.latent or model.hidden_size for mlp in mlps if mlp.expert.bias), 0)
 
 
 def _columns(model: ModelSpec) -> tuple[int, int]:

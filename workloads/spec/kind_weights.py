@@ -57,6 +57,11 @@ def attention(model: ModelSpec, mixer: Attention, prefix: str) -> dict[str, Weig
         held["o_bias"] = Weight(f"{prefix}.o_bias", (h,), INIT_STD, WHOLE)
     if mixer.norm == "head":
         held |= {name: norm(f"{prefix}.{name}", size, WHOLE_BY_HEADS) for name in ("q_norm", "k_norm")}
+    if mixer.norm == "all_heads":
+        held |= {
+            f"{name}_whole_norm": Weight(f"{prefix}.{name}_whole_norm", (columns[name],), None, ROWS, 0, kv_heads[name])
+            for name in "qk"
+        }
     if mixer.sinks:
         held["sinks"] = _split(f"{prefix}.sinks", (mixer.heads,))
     return held
@@ -69,8 +74,8 @@ def feed_forward(model: ModelSpec, mlp: DenseMLP, prefix: str) -> dict[str, Weig
 
 
 def norms_of_outputs(model: ModelSpec, kind: Layer, prefix: str) -> dict[str, Weight]:
-    """Norms of the outputs of both parts, of layers with four norms or more; empty if there are two."""
-    names = ("attention_out_norm", "ffn_out_norm") if kind.norms > 2 else ()
+    """Norms of the outputs of both parts, of layers with four norms or more or without norms of inputs; else empty."""
+    names = ("attention_out_norm", "ffn_out_norm") if kind.norms > 2 or kind.outputs_normed else ()
     return {name: norm(f"{prefix}.{name}", model.hidden_size) for name in names}
 
 
@@ -88,7 +93,7 @@ def block(model: ModelSpec, layer: int) -> Iterator[Weight]:
         yield from weights.block(model, prefix, routed=weights.routed(model, layer))
         return
     for name, part in (("attention_norm", kind.mixer), ("ffn_norm", kind.mlp)):
-        if part is not None:
+        if part is not None and not kind.outputs_normed:
             yield norm(f"{prefix}.{name}", model.hidden_size)
     yield from norms_of_outputs(model, kind, prefix).values()
     yield from norms_beside(model, kind, prefix).values()
@@ -123,8 +128,9 @@ def ahead(model: ModelSpec, prefix: str) -> dict[str, Weight]:
 def experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:
     """Weights of the router and of the routed experts, stacked on dim 0, by their short names; biases of experts are
     stacks of columns. The second bias is divided by its outputs where an expert is divided: each rank then adds its
-    part of the bias once to the sum of the partial outputs. Scales begin at 1, as norms do."""
-    held = weights.experts(model, prefix)
+    part of the bias once to the sum of the partial outputs. Scales begin at 1, as norms do. Projections to the latent
+    of experts and back are used by each rank on its own tokens."""
+    held, width = weights.experts(model, prefix, mlp.latent), mlp.latent or model.hidden_size
     if not mlp.expert.gated:
         del held["gate"]
     if mlp.router_bias:
@@ -132,8 +138,12 @@ def experts(model: ModelSpec, mlp: RoutedMLP, prefix: str) -> dict[str, Weight]:
     if mlp.router_scales:
         held["router_norm"] = norm(f"{prefix}.router_norm", model.hidden_size)
         held["router_scales"] = norm(f"{prefix}.router_scales", mlp.experts)
+    if mlp.latent:
+        shape = (mlp.latent, model.hidden_size)
+        held["latent_down"] = Weight(f"{prefix}.latent_down", shape, INIT_STD, WHOLE)
+        held["latent_up"] = Weight(f"{prefix}.latent_up", shape[::-1], residual_std(model), WHOLE)
     if mlp.expert.bias:
-        sizes = {"gate": mlp.expert.width, "up": mlp.expert.width, "down": model.hidden_size}
+        sizes = {"gate": mlp.expert.width, "up": mlp.expert.width, "down": width}
         held |= {
             f"{name}_bias": Weight(f"{prefix}.{name}_bias", (mlp.experts, size, 1), INIT_STD, EXPERT_ROWS)
             for name, size in sizes.items()

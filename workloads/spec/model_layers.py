@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache, reduce
 
 from workloads.spec.layer_kinds.weight import Splits
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.model_spec import layers_of as layers_of
 from workloads.spec.model_spec import with_modules as with_modules
+
+
+@lru_cache(maxsize=256)
+def numbers_of(model: ModelSpec) -> ModelSpec | None:
+    """The model without its modules of multi-token prediction, as numbers describe it; None if they do not."""
+    if model.layers is None:
+        return model
+    numbers = dataclasses.replace(model, layers=None, num_layers=model.num_layers - model.mtp_modules)
+    return numbers if layers_of(numbers) == model.layers.without_modules() else None
 
 
 @lru_cache(maxsize=256)

@@ -198,14 +198,14 @@ def feed_forward(model: ModelSpec, prefix: str, columns: int) -> dict[str, Weigh
     )
 
 
-def experts(model: ModelSpec, prefix: str) -> dict[str, Weight]:
-    """The router and the routed experts, stacked on dim 0."""
+def experts(model: ModelSpec, prefix: str, width: int | None = None) -> dict[str, Weight]:
+    """The router and the routed experts, stacked on dim 0. ``width``: at which experts work; None: the hidden size."""
     moe = model.moe
     assert moe is not None
-    h, count, columns = model.hidden_size, moe.num_experts, moe.expert_hidden_size
+    h, count, columns = width or model.hidden_size, moe.num_experts, moe.expert_hidden_size
     return _by_short_name(
         [
-            Weight(f"{prefix}.router", (count, h), INIT_STD, WHOLE),
+            Weight(f"{prefix}.router", (count, model.hidden_size), INIT_STD, WHOLE),
             Weight(f"{prefix}.gate", (count, columns, h), INIT_STD, EXPERT_ROWS),
             Weight(f"{prefix}.up", (count, columns, h), INIT_STD, EXPERT_ROWS),
             Weight(f"{prefix}.down", (count, h, columns), residual_std(model), EXPERT_COLUMNS),

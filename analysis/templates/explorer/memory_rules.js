@@ -101,6 +101,7 @@ const MemoryRules = (() => {
       // models with a list of layers have no rows
       recurrent_heads: 0, recurrent_key: 0, has_layer_list: false, copies_in_layers: false, local_attention: false,
       special_attention: false, kind_columns: 0, longest_window: 0, biased_outputs: 0, modules_elsewhere: 0, mtp_modules: 0,
+      numbers_describe: true,
       ...(cluster && {
         cluster: cluster.name, backend: cluster.backend, device: cluster.device, precisions: cluster.precisions,
         devices_per_node: cluster.devices_per_node, joined_devices: cluster.joined_devices,

@@ -7,10 +7,12 @@ from typing import Any
 
 from sweep.composing.conffiles import ConfFolders
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import with_modules
 
 
-def layout(model: str, **fields: Any) -> Experiment:
-    return Experiment.canonical(model=ConfFolders().model(model), **fields)
+def layout(model: str, *, modules: int = 0, **fields: Any) -> Experiment:
+    """``modules``: of multi-token prediction, with DeepSeek-V3's first weight of their loss."""
+    return Experiment.canonical(model=with_modules(ConfFolders().model(model), modules, 0.3), **fields)
 
 
 LAYOUTS: Mapping[str, Experiment] = {

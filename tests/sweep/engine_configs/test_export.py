@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,9 +16,11 @@ from sweep.engine_configs import deepspeed, draft, megatron, nanotron, torchtita
 from sweep.engine_configs.export import ENGINES, engine_config, summary
 from tests.sweep.engine_configs.exported import refused
 from tests.sweep.engine_configs.layouts import LAYOUTS, REFUSED, layout
+from tests.workloads.engine.kind_models import kind_model
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import with_modules
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -92,6 +95,28 @@ def test_written_stages_are_exported_or_refused_by_name() -> None:
         engine_config(empty, "torchtitan-0.2")
     with pytest.raises(UnsupportedByEngine, match="without m it would work"):
         engine_config(WRITTEN.replace(pp_stages="E|(t*16|)*2mL"), "megatron")
+
+
+def test_modules_of_multi_token_prediction_are_exported_or_refused_by_name() -> None:
+    """The layers before them are those of the model without them; others have no option of the kind."""
+    fields: dict[str, Any] = {"dp": 8, "zero_stage": 1, "pp": 4, "ep": 8, "routing": "learned", "global_batch_size": 32}
+    with_one, without = (layout("deepseek_v3", modules=count, **fields) for count in (1, 0))
+    flags, plain = (
+        engine_config(e, "megatron").files["megatron_flags.txt"].splitlines()[1:] for e in (with_one, without)
+    )
+    assert [flag for flag in flags if flag not in plain] == [
+        f"--pipeline-model-parallel-layout E{'|'.join('t' * count for count in (16, 16, 16, 13))}mL",
+        "--mtp-num-layers 1",
+        "--mtp-loss-scaling-factor 0.3",
+    ]
+    for engine in set(ENGINES) - {"megatron"}:
+        with pytest.raises(
+            UnsupportedByEngine, match=f"to {engine} yet: no writer for modules of multi-token prediction"
+        ):
+            engine_config(with_one, engine)
+    kinds = kind_model("sinks")
+    with pytest.raises(UnsupportedByEngine, match=r"no writer for sliding 5 attention; attention sinks; modules of"):
+        engine_config(Experiment.canonical(model=with_modules(kinds, 1), global_batch_size=8), "megatron")
 
 
 def test_padded_rows_and_copied_heads_are_exported_or_refused_by_name() -> None:

@@ -27,6 +27,7 @@ from tests.sweep.engine_configs.megatron_reads import TRANSFORMER_ENGINE, VERSIO
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import numbers_of
 from workloads.spec.pipeline_stages import written_stages
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,6 +68,9 @@ MORE = {
         "llama8b", tp=2, dp=2, zero_stage=1, activation_offload="input+qkv+rope+attention", global_batch_size=8
     ),
     "8B fp8 in blocks": layout("llama8b", dp=4, zero_stage=2, precision="fp8_blockwise", global_batch_size=8),
+    "V3 with a module": layout("deepseek_v3", modules=1, dp=8, zero_stage=1, pp=4, ep=8, global_batch_size=32),
+    "8B with two modules": layout("llama8b", modules=2, dp=4, zero_stage=1, global_batch_size=8),
+    "written modules": layout("llama8b", modules=2, pp=2, pp_stages="Et*20|t*12mmL", zero_stage=1, global_batch_size=8),
     "experts dropped": layout("mixtral_8x7b", dp=4, zero_stage=1, ep=2, capacity_factor=1.5, global_batch_size=8),
 }
 OF_OPTIMIZERS = {
@@ -191,7 +195,8 @@ def run(jobs: Mapping[str, dict[str, Any]], *options: str) -> tuple[dict[str, An
 
 def expected(e: Experiment) -> dict[str, Any]:
     """What the layout means, by the names of Megatron's arguments and configuration."""
-    m = e.model
+    m = numbers_of(e.model)
+    assert m is not None
     dtype = {"fp16": "torch.float16", "fp32": "torch.float32"}.get(e.precision, "torch.bfloat16")
     found: dict[str, Any] = {
         "world_size": e.world_size,
@@ -251,6 +256,9 @@ def expected(e: Experiment) -> dict[str, Any]:
         found |= {"expert_tensor_parallel_size": e.etp, "moe_grouped_gemm": True, "moe_permute_fusion": True}
         found |= {"moe_expert_capacity_factor": e.capacity_factor}
         found |= {"moe_router_force_load_balancing": e.routing == "balanced"}
+    found["mtp_num_layers"] = e.model.mtp_modules or None
+    if e.model.mtp_modules:
+        found["mtp_loss_scaling_factor"] = e.model.mtp_loss_weight
     return found
 
 
@@ -263,7 +271,9 @@ def check(e: Experiment, read: dict[str, Any]) -> None:
     assert (read["microbatches"], read["vocabulary"]) == (e.num_microbatches, as_held(e).model.vocab_size)
     stages = experiment_layers(e)
     if (text := read["args"]["pipeline_model_parallel_layout"]) is not None:
-        assert list(written_stages(str(text)).layers) == [len(layers) for layers in stages]
+        written = written_stages(str(text))
+        assert list(written.with_modules) == [len(layers) for layers in stages]
+        assert written.multi_token_modules == e.model.mtp_modules
     else:
         assert len({len(layers) for layers in stages}) == 1
 

@@ -45,6 +45,8 @@ SQUARED: Part = {  # Nemotron 3
     "scale": 2.5,
     "correction": True,
 }
+LATENT: Part = {**SQUARED, "latent": 20}  # Nemotron 3 Super and Ultra
+LATENT_SILU: Part = {**ROUTED, "latent": 12, "shared_gate": True}
 GELU_EXPERTS: Part = {
     "kind": "routed",
     "experts": 8,
@@ -97,8 +99,8 @@ def kimi_delta(**changes: Any) -> Part:
     return {"kind": "kimi_delta", "heads": 4, "head_dim": 6, "kernel": 4, **changes}
 
 
-def layer(mixer: Part | None, mlp: Part | None = DENSE, norms: int = 2) -> Part:
-    return {"mixer": mixer, "mlp": mlp, "norms": norms}
+def layer(mixer: Part | None, mlp: Part | None = DENSE, norms: int = 2, **options: Any) -> Part:
+    return {"mixer": mixer, "mlp": mlp, "norms": norms, **options}
 
 
 _ALTERNATING = [0, 1, 0, 1, 0]
@@ -113,6 +115,20 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
     "gate_of_elements": ([layer(attention(gate="element", norm="head", rope={**ROPE, "rotated": 0.5}))], [0] * 5),
     "gate_of_heads": (
         [layer(attention(gate="head", span=window(4))), layer(attention(gate="head", bias=True, heads=2))],
+        _ALTERNATING,
+    ),
+    "norm_over_heads": (  # MiniMax-M2
+        [
+            layer(attention(norm="all_heads", rope={**ROPE, "rotated": 0.5})),
+            layer(attention(norm="all_heads", span=window(5), kv_heads=4)),
+        ],
+        _ALTERNATING,
+    ),
+    "norms_of_outputs": (  # OLMo 2 and 3
+        [
+            layer(attention(norm="all_heads"), outputs_normed=True),
+            layer(attention(norm="all_heads", span=window(4)), outputs_normed=True),
+        ],
         _ALTERNATING,
     ),
     "soft_cap": ([layer(attention(soft_cap=True, span=window(7))), layer(attention(soft_cap=True))], _ALTERNATING),
@@ -187,6 +203,8 @@ MODELS: dict[str, tuple[list[Part], list[int]]] = {
         _ALTERNATING,
     ),
     "experts_of_squared_relu": ([layer(attention(rope=None), SQUARED), layer(attention(), RELU2)], _ALTERNATING),
+    "latent_experts": ([layer(attention(rope=None), LATENT), layer(attention(), RELU2)], _ALTERNATING),
+    "latent_experts_with_gates": ([layer(attention(), LATENT_SILU)], [0] * 5),
     "experts_of_gelu": ([layer(attention(norm="head"), GELU_EXPERTS)], [0] * 5),
 }
 """Kinds of layers and their order, by name."""

@@ -32,7 +32,11 @@ def attend(h: Tensor, w: dict[str, Tensor], p: str, mixer: Attention, eps: float
     v = k if mixer.shared_kv else project("v", mixer.kv_heads)
     if mixer.value_norm:
         v = _normed(v, eps)
-    if mixer.norm != "none":
+    if mixer.norm == "all_heads":  # MiniMaxM2Attention
+        q, k = (
+            (_normed(x.flatten(2), eps) * w[f"{p}.{name}_whole_norm"]).view(x.shape) for name, x in (("q", q), ("k", k))
+        )
+    elif mixer.norm != "none":
         weights = [w[f"{p}.{name}_norm"] if mixer.norm == "head" else 1.0 for name in "qk"]
         q, k = (_normed(x, eps) * weight for x, weight in zip((q, k), weights, strict=True))
     if mixer.rope is not None:

@@ -212,9 +212,9 @@ def _loss(
             o = torch.einsum("bnst,btnh->bsnh", scores.softmax(-1), v).reshape(batch, seq, -1)
             out = o @ w[f"{p}.attention.o"].t()
         x = x + (norm(out, f"{p}.attention_out_norm") if f"{p}.attention_out_norm" in w else out)
-        if f"{p}.ffn_norm" not in w:
+        if kind is not None and kind.mlp is None:
             return x, term
-        h = norm(x, f"{p}.ffn_norm")
+        h = norm(x, f"{p}.ffn_norm") if f"{p}.ffn_norm" in w else x
         if table.routed(model, layer):
             out, term = _experts(experiment, w, p, h, x, routing, sent_tokens, places)
         elif kind is not None and isinstance(kind.mlp, DenseMLP):
@@ -295,6 +295,8 @@ def _experts(
     if moe.normalize_weights:
         weights = weights / weights.sum(-1, keepdim=True)
     weights = weights * moe.weight_scale
+    if mlp is not None and mlp.latent:  # NemotronHMoE: what the router and the shared experts see stays as it is
+        h = h @ w[f"{layer}.experts.latent_down"].t()
     if mlp is not None and mlp.router_scales:
         weights = weights * w[f"{layer}.experts.router_scales"]
     if experiment.capacity_factor is not None:
@@ -308,7 +310,7 @@ def _experts(
             own = {
                 name.rpartition(".")[2]: weight[expert]
                 for name, weight in w.items()
-                if name.startswith(f"{layer}.experts.") and "router" not in name
+                if name.startswith(f"{layer}.experts.") and "router" not in name and "latent" not in name
             }
             out = out + weights[..., expert : expert + 1] * kind_reference.one_expert(h, own, mlp.expert)
             continue
@@ -320,6 +322,8 @@ def _experts(
             out = out + weight * (_swiglu(h, gate, up) @ down.t())
     if mlp is not None and mlp.router_scales:
         out = norm(out, "experts_out_norm")
+    if mlp is not None and mlp.latent:
+        out = out @ w[f"{layer}.experts.latent_up"].t()
     if moe.num_shared_experts or (mlp is not None and mlp.shared is not None):
         if mlp is not None and mlp.shared is not None:
             shared = kind_reference.feed(beside, w, f"{layer}.shared", mlp.shared)
@@ -327,7 +331,7 @@ def _experts(
             gate, up, down = (w[f"{layer}.shared.{name}"] for name in ("gate", "up", "down"))
             shared = _swiglu(h, gate, up) @ down.t()
         if mlp is not None and mlp.shared_gate:  # Qwen2-MoE
-            shared = shared / (1 + torch.exp(-(h @ w[f"{layer}.shared.scale"].t())))
+            shared = shared / (1 + torch.exp(-(beside @ w[f"{layer}.shared.scale"].t())))
         if mlp is not None and mlp.router_scales:
             shared = norm(shared, "shared_out_norm")
         out = out + shared

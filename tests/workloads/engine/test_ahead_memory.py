@@ -16,6 +16,7 @@ from workloads.spec.model_layers import with_modules
 from workloads.spec.model_spec import ModelSpec, MoESpec
 
 EXPERTS = MoESpec(num_experts=8, experts_per_token=2, expert_hidden_size=1024, num_shared_experts=1, num_dense_layers=1)
+DOCUMENTS = "lognormal mean=300 sigma=1 seed=1"
 INTERLEAVED: dict[str, Any] = {"pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2}
 CASES: list[dict[str, Any]] = [
     {"rounds": 1},
@@ -43,6 +44,9 @@ CASES: list[dict[str, Any]] = [
     {"dp": 2, "zero_stage": 1, "rounds": 2, "precision": "fp8_tensorwise"},
     {"dp": 2, "zero_stage": 1, "rounds": 2, "precision": "fp8_rowwise"},
     {"rounds": 2, "vocab_size": 4096, "seq_len": 8192, "modules": 2},
+    {"rounds": 2, "modules": 2, "documents": DOCUMENTS},
+    {"cp": 2, "cp_kind": "ulysses", "rounds": 2, "documents": DOCUMENTS},
+    {"pp": 2, "pp_schedule": "1f1b", "rounds": 4, "recompute": "full", "documents": DOCUMENTS},
     {"rounds": 2, "vocab_size": 4096, "seq_len": 8192, "recompute": "full"},
 ]
 

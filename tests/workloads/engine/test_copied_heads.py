@@ -51,7 +51,10 @@ OF_KINDS: list[dict[str, Any]] = [
     {"tp": 4, "micro_batch_size": 2, "dp": 2, "zero_stage": 3, "recompute": "full"},
     {"tp": 4, "micro_batch_size": 4, "pp": 2, "recompute": "rope+swiglu"},
 ]
-KINDS = ("biases", "sinks", "gate_of_elements", "soft_cap", "positions", "heads_by_kind", "sandwich", "clamped_experts")
+KINDS = (
+    *("biases", "sinks", "gate_of_elements", "norm_over_heads", "soft_cap", "positions", "heads_by_kind", "sandwich"),
+    "clamped_experts",
+)
 _QUERIES = attention(kv_heads=1, gate="element", norm="head", rope={**ROPE, "rotated": 0.5})
 NEMOTRON: Any = (
     [layer(mamba(), None, norms=1), layer(None, SQUARED, norms=1), layer(attention(kv_heads=1), None, norms=1)],

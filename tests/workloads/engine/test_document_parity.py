@@ -59,6 +59,16 @@ CASES = [
     experiment(**GREEDY, latent=0, dp=2, zero_stage=2, recompute="selective"),
     experiment(**GREEDY, latent=16, tp=2, recompute="norm+mla_up"),
     experiment(**GREEDY, latent=16, **GATHER),
+    # Modules of multi-token prediction: none predicts a token of the next document.
+    *(experiment(**GREEDY, modules=modules, micro_batch_size=2) for modules in (1, 3)),
+    experiment(**GREEDY, modules=2, dp=2, zero_stage=3, recompute="full", qk_norm=True),
+    experiment(**GREEDY, modules=2, tp=2, recompute="selective"),
+    experiment(**IN_ORDER, modules=2, pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, micro_batch_size=1),
+    experiment(**GREEDY, modules=1, pp=2, pp_schedule="1f1b", tie=True, micro_batch_size=2),
+    experiment(**GREEDY, modules=2, **GATHER, zero_stage=1),
+    experiment(**GREEDY, modules=1, cp=2, cp_kind="ulysses", micro_batch_size=2, recompute="rope"),
+    experiment(**GREEDY, modules=1, latent=16, tp=2),
+    experiment(**GREEDY, modules=1, dp=2, ep=2, zero_stage=1, moe=experts()),
 ]
 
 

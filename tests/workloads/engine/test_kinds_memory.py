@@ -65,6 +65,7 @@ SQUARED: dict[str, Any] = {
     "score": "sigmoid",
     "scale": 2.5,
 }
+LATENT: dict[str, Any] = {**SQUARED, "latent": 192, "shared": {**RELU2, "width": 640}}
 
 BESIDE: dict[str, Any] = {
     "kind": "routed",
@@ -82,6 +83,8 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "chunks": [layer(wide(span=chunk(100), rope=None), DENSE), layer(wide(), DENSE)],
     "biases": [layer(wide(bias=True, output_bias=True, gate="head"), DENSE)],
     "gates": [layer(wide(gate="element", norm="head"), DENSE)],
+    "norm_over_heads": [layer(wide(norm="all_heads"), DENSE)],
+    "norms_of_outputs": [layer(wide(norm="all_heads"), DENSE, outputs_normed=True)],
     "values": [layer(wide(head_dim=96, sinks=True, value_scale=0.7), DENSE)],
     "caps": [layer(wide(soft_cap=True), GELU)],
     "norms": [layer(wide(span=window(80), norm="without_weight"), GELU, norms=4)],
@@ -100,6 +103,11 @@ KINDS: dict[str, list[dict[str, Any]]] = {
         layer(wide(sinks=True, bias=True, output_bias=True), CLAMPED),
     ],
     "experts_of_squared_relu": [layer(wide(rope=None), SQUARED)],
+    "latent_experts": [layer(wide(rope=None), LATENT)],
+    "latent_experts_alone": [
+        layer(wide(heads=8, kv_heads=8, rope=None), None, norms=1),
+        layer(None, LATENT, norms=1),
+    ],
     "dense_beside_experts": [
         layer(wide(kv_heads=2, span=window(80), rope=LOCAL_ROPE, **GEMMA4), BESIDE, norms=7),
         layer(
@@ -119,9 +127,9 @@ LAYOUTS: list[dict[str, Any]] = [
 NOT_ON_A_RING = ("chunks", "caps", "values", "one_part")
 """Chunks and caps are not exchanged; on a CPU the kernel of a ring pads values, which others do not, and heads of 104
 numbers have none."""
-UNITS_DIFFER = ("one_part",)
+UNITS_DIFFER = ("one_part", "latent_experts_alone")
 """With ZeRO 3 the closed form takes every layer's weights for as many as the largest one's: 0.7 % too much here."""
-WITH_EXPERTS = ("clamped_experts", "experts_of_squared_relu", "dense_beside_experts")
+WITH_EXPERTS = ("clamped_experts", "experts_of_squared_relu", "latent_experts", "dense_beside_experts")
 OF_EXPERTS: list[dict[str, Any]] = [
     {"dp": 2, "ep": 2, "zero_stage": 1, "rounds": 2, "recompute": "experts"},
     {"tp": 2, "etp": 2, "rounds": 1, "recompute": "swiglu"},

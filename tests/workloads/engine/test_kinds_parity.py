@@ -33,6 +33,7 @@ WITHOUT_RINGS = ("chunked", "chunked_unevenly", "soft_cap", "weighted_inputs")
 WITH_EXPERTS = (
     *("dense_between_experts", "gate_of_shared_experts", "weighted_inputs"),
     *("clamped_experts", "experts_of_squared_relu", "experts_of_gelu", "dense_beside_experts"),
+    *("latent_experts", "latent_experts_with_gates"),
 )
 OF_EXPERTS: list[dict[str, Any]] = [
     {"dp": 2, "ep": 2, "zero_stage": 1, "recompute": "experts", "routing": "learned", "micro_batch_size": 2},

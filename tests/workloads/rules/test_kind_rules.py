@@ -13,7 +13,9 @@ from tests.workloads.engine.kind_models import (
     CLAMPED,
     DENSE,
     GELU_EXPERTS,
+    LATENT,
     ROPE,
+    ROUTED,
     attention,
     gated_delta,
     kimi_delta,
@@ -141,6 +143,15 @@ def test_projections_of_recurrent_layers_need_whole_tiles_in_fp8() -> None:
         assert [violation.rule for violation in violations(e, H200)] == ([] if works else ["fp8_sizes"])
 
 
+def test_latents_of_experts_need_whole_tiles_in_fp8() -> None:
+    expert = {"kind": "dense", "width": 64, "activation": "silu"}
+    for latent, works in ((48, True), (40, False)):
+        mlp = {**LATENT, "expert": expert, "shared": expert, "latent": latent}
+        model = kind_model(([layer(attention(heads=8, head_dim=32, value_dim=32), mlp)], [0, 0]), hidden_size=128)
+        e = Experiment.canonical(model=model, global_batch_size=8, seq_len=128, precision="fp8_rowwise")
+        assert [violation.rule for violation in violations(e, H200)] == ([] if works else ["fp8_sizes"])
+
+
 def test_biases_of_experts_are_divided_as_their_columns() -> None:
     """Experts of 24 columns and a hidden size of 32 on three ranks."""
     for biased, rules in ((True, ["etp"]), (False, [])):
@@ -149,7 +160,7 @@ def test_biases_of_experts_are_divided_as_their_columns() -> None:
         e = Experiment.canonical(model=model, global_batch_size=8, seq_len=12, tp=3, etp=3, sequence_parallel=False)
         found = violations(e, H200)
         assert [violation.rule for violation in found] == rules
-        assert not biased or "does not divide the hidden_size=32" in found[0].message
+        assert not biased or "does not divide the 32 outputs of experts" in found[0].message
 
 
 def test_clamped_experts_need_their_limit() -> None:
@@ -161,6 +172,40 @@ def test_clamped_experts_need_their_limit() -> None:
     assert lacking_kinds(kind_model(([layer(attention(), GELU_EXPERTS, norms=4)], [0, 0]))) == (
         "norms of the outputs of experts",
     )
+
+
+def test_latent_experts_run_without_norms_of_their_own() -> None:
+    """A norm of the latent is Kimi K3's, whose place its file does not say."""
+    for mlp, norms, lacks in (
+        (LATENT, 2, None),
+        ({**LATENT, "latent_norm": True}, 2, "a norm of the latent of experts"),
+        ({**BESIDE, "latent": 16}, 7, "latent experts with norms of outputs"),
+    ):
+        found = lacking_kinds(kind_model(([layer(attention(), mlp, norms=norms)], [0, 0])))
+        assert found == (() if lacks is None else (lacks,))
+
+
+def test_norms_over_heads_and_of_outputs_run_in_the_published_combinations() -> None:
+    """Those of MiniMax-M2 and OLMo 2."""
+    for mixer, mlp, options, lacks in (
+        (attention(norm="all_heads"), ROUTED, {}, None),
+        (attention(norm="all_heads"), DENSE, {"outputs_normed": True}, None),
+        (
+            attention(norm="all_heads", score_scale=1.0),
+            DENSE,
+            {},
+            "a norm over all heads with scaled scores or normed values",
+        ),
+        (
+            attention(),
+            ROUTED,
+            {"outputs_normed": True},
+            "norms of outputs in place of inputs with experts or in layers of one part",
+        ),
+        (attention(), DENSE, {"outputs_normed": True, "norms": 4}, "norms of outputs in place of inputs beside others"),
+    ):
+        found = lacking_kinds(kind_model(([layer(mixer, mlp, **options)], [0, 0])))
+        assert found == (() if lacks is None else (lacks,))
 
 
 def test_values_larger_than_keys_are_not_run() -> None:

@@ -20,6 +20,7 @@ from tests.workloads.costs.shapes import (
     study_experiment,
     study_rows,
 )
+from tests.workloads.engine.kind_models import kind_model
 from tests.workloads.rules.broken_rules import broken
 from workloads.costs.shape.schedule import schedule_actions
 from workloads.rules import layout_rules as rules
@@ -48,6 +49,7 @@ FLASH_TO_DOCUMENTS = {"documents": "lognormal mean=500 sigma=1 seed=1", "attenti
         {"recompute": "norm+rope", "recompute_every": 64},
         {**FLASH_TO_DOCUMENTS, "cp": 2, "cp_kind": "ulysses"},
         {"model": AHEAD, "pp": 4, "pp_schedule": "1f1b", "pp_stages": "E(t*8|)*3t*8mmL"},
+        {"model": AHEAD, "documents": "lognormal mean=500 sigma=1 seed=1"},
         {"model": AHEAD, "pp": 33, "pp_schedule": "1f1b", "pp_split": "even"},
     ],
 )
@@ -195,9 +197,13 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
         ),
         ({"recompute": "norm+mla_up"}, "recompute_mla_up", "llama8b has no latent attention"),
         (
-            {"model": AHEAD, "documents": "lognormal mean=500 sigma=1 seed=1"},
+            {
+                "model": with_modules(kind_model("sinks"), 1),
+                "seq_len": 16,
+                "documents": "lognormal mean=8 sigma=1 seed=1",
+            },
             "documents",
-            "documents with the multi-token modules of llama8b",
+            "documents with the layers of parity_sinks, which differ by kind",
         ),
         (
             {"model": AHEAD, "pp": 2, "pp_schedule": "1f1b", "pp_stages": "Et*16|t*18L"},

@@ -27,6 +27,7 @@ PUBLISHED: dict[str, Any] = FILE["models"]
 WHOLE_FILES = Path(__file__).resolve().parents[4] / "shared" / "models" / "configs"
 """The untrimmed files, which lie beside some checkouts."""
 RUN = {
+    "MiniMaxAI/MiniMax-M2.5",
     "XiaomiMiMo/MiMo-7B-Base",
     "XiaomiMiMo/MiMo-V2-Flash",
     "meta-llama/Llama-4-Scout-17B-16E-Instruct",
@@ -169,6 +170,16 @@ def test_gemma_3_is_read_as_transformers_builds_it() -> None:
     assert lacking_kinds(model_spec(model)) == ()
     usual = layers_from_config("g", {"model_type": "gemma3_text", **sizes, "query_pre_attn_scalar": 128})
     assert {layer.mixer.score_scale for layer in usual.layers if isinstance(layer.mixer, Attention)} == {0.0}
+
+
+def test_experts_of_nemotron_3_may_work_in_a_latent() -> None:
+    """As in its Super and Ultra: experts have the latent's width, and two projections lie around them."""
+    config = PUBLISHED["nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"]["config"]
+    wide, narrow = (layers_from_config("n", config | size) for size in ({}, {"moe_latent_size": 1024}))
+    layers, experts, width, hidden = 23, 128, 1856, 2688
+    of_experts = layers * experts * 2 * width * (hidden - 1024)
+    assert wide.parameters - narrow.parameters == of_experts - layers * 2 * hidden * 1024
+    assert lacking_kinds(model_spec(narrow)) == ()
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,11 @@ def input_bytes(e: Experiment) -> int:
     """Bytes of token ids, targets and positions of every micro-batch, and of rotary tables (sine and cosine, fp32)."""
     tokens, own = rank_tokens(e)[0], e.seq_len // e.cp
     columns = sum(one.columns for one in rotations(e.model))
+    modules = e.model.mtp_modules
     if e.documents is None:
-        parts = 2 + e.model.mtp_modules
+        parts = 2 + modules
         return parts * _INDEX_BYTES * tokens * e.num_microbatches + _TABLE_BYTES * own * columns
-    parts = 3 + (e.cp if e.cp > 1 else 0)
+    parts = 3 + (e.cp if e.cp > 1 else 0) + modules
     of_batches = parts * _INDEX_BYTES * tokens * e.num_microbatches
     return of_batches + _TABLE_BYTES * e.seq_len * columns + _LISTED_BYTES * e.seq_len
 

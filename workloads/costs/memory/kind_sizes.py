@@ -11,7 +11,7 @@ from workloads.costs.memory.expert_activations import (
     expert_working,
     second_forward_working,
 )
-from workloads.costs.memory.kind_tensors import ALWAYS, KindTensors, Sizes, Tensor, kind_tensors
+from workloads.costs.memory.kind_tensors import ALWAYS, LATENT_SUM, KindTensors, Sizes, Tensor, kind_tensors
 from workloads.costs.shape import fp8
 from workloads.spec.activations.offload import offloaded_words
 from workloads.spec.experiment import Experiment
@@ -102,7 +102,7 @@ class _Layer(NamedTuple):
     @property
     def saves_after_experts(self) -> bool:
         """Whether norms of outputs or the projection of latents save what routed experts return."""
-        of_outputs = self.kind.norms > (1 if self.kind.mixer is None else 2)
+        of_outputs = self.kind.outputs_normed or self.kind.norms > (1 if self.kind.mixer is None else 2)
         return of_outputs or (isinstance(self.kind.mlp, RoutedMLP) and self.kind.mlp.latent > 0)
 
     @property
@@ -135,7 +135,7 @@ def kind_bytes(
     total = _sum(t.all()) + (0 if x is None else x.router + x.weights + x.rows + x.gate_up + x.product)
     again, working = total + 2 * one.kept - saved, 0
     if isinstance(kind.mlp, RoutedMLP) and x is not None:
-        gathered = one.gathered if e.etp > 1 else 0
+        gathered = s.c * s.tokens * (kind.mlp.latent or s.hidden) if e.etp > 1 else 0
         if one.recompute == "full":
             working = expert_working(e, kind.mlp, x, gathered, adds=experts_add)
             if not one.saves_after_experts:
@@ -145,12 +145,12 @@ def kind_bytes(
         else:
             again = x.gate_up + x.product if "experts" in one.named else x.product if "swiglu" in one.named else 0
             working = expert_working(e, kind.mlp, x, gathered, again, adds=experts_add)
-        working += stream - _done_norms(one)
+        working += stream - _freed_before_experts(one)
     elif isinstance(kind.mlp, DenseMLP):
         if one.recompute != "full" and not one.compiled_again:
             again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_low(e) else 0
         working = again + _dense_working(one, kind.mlp, stream)
-        if kind.norms > 2:  # the backward of the output's norm is done by then
+        if kind.norms > 2 or kind.outputs_normed:  # the backward of the output's norm is done by then
             working -= s.own(s.hidden) + s.statistics()
     if kind.mixer is not None and not one.compiled_again:
         working = max(working, _mixer_working(one, stream, min(saved, total)) + _exchanging(one))
@@ -158,7 +158,7 @@ def kind_bytes(
         working = max(working, _kernels_working(one, kind.mixer, stream, min(saved, total)))
     if kind.ahead:
         working += s.own(s.hidden) * e.model.mtp_modules  # gradients that the head has made of other hidden states
-    reducing = 0 if x is None else again + stream - _done_norms(one) - x.weights - x.gate_up - x.product
+    reducing = 0 if x is None else again + stream - _freed_before_experts(one) - x.weights - x.gate_up - x.product
     offloaded = one.offloaded
     of_host = saved - sum(_parts(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
@@ -178,7 +178,8 @@ def _parts(one: _Layer, away: tuple[str, ...]) -> dict[str, int]:
     t, x, named = one.t, one.x, one.named
     if one.recompute == "full":
         always = _sum(tensor for tensor in t.all() if tensor.dropped_by == ALWAYS)
-        return {"residual stream": (0 if "input" in away else t.entry[0].bytes) + always}
+        stream = one.e.model.streams * one.s.own(one.s.hidden)
+        return {"residual stream": (0 if "input" in away else stream) + always}
     # The outputs of two row-parallel layers and their partial sums stay, or two inputs are saved gathered.
     more = one.gathered + one.s.own(one.s.hidden) if one.compiled_again else one.kept
     parts = {"residual stream": 0, "attention": more, "feed-forward": more, "tokens sent to experts": 0}
@@ -205,9 +206,14 @@ def _is_again(one: _Layer, tensor: Tensor) -> bool:
     return tensor.dropped_by in one.named
 
 
-def _done_norms(one: _Layer) -> int:
-    """Bytes that the backwards of norms of outputs have freed when that of routed experts begins: the inputs of three
-    and their statistics, less the gradient of the dense MLP's output, which waits."""
+def _freed_before_experts(one: _Layer) -> int:
+    """Bytes that backwards of what follows routed experts have freed when that of the experts begins: of norms of
+    outputs the inputs of three and their statistics, less the gradient of the dense MLP's output, which waits; of the
+    projection out of a latent its input, less the gradient of its weight."""
+    mlp = one.kind.mlp
+    if isinstance(mlp, RoutedMLP) and mlp.latent:
+        (latent,) = (tensor for tensor in one.t.mlp if tensor.name == LATENT_SUM)
+        return latent.bytes - one.w * mlp.latent * one.s.hidden
     return 2 * one.s.own(one.s.hidden) + 3 * one.s.statistics() if one.kind.normed_beside else 0
 
 
@@ -349,6 +355,8 @@ def _deferred(one: _Layer) -> int:
     gradients = _sum(tensor for tensor in t.all() if tensor.gradient and not tensor.feeds)
     beside = isinstance(kind.mlp, DenseMLP) or (isinstance(kind.mlp, RoutedMLP) and kind.mlp.shared is not None)
     gradients += ((kind.mixer is not None) + beside) * s.c * s.tokens * s.hidden
+    if isinstance(kind.mlp, RoutedMLP) and kind.mlp.latent:  # of the latents, and of what comes out of them
+        gradients += s.own(kind.mlp.latent) + (s.own(s.hidden) if s.tp > 1 or not beside else 0)
     if fp8.keeps_low(one.e):
         wide = t.mixer[0].bytes if isinstance(kind.mixer, LatentAttention) and one.e.precision == "fp8_blockwise" else 0
         gradients = fp8.cast_bytes(one.e, (gradients - wide) // s.c) + wide

@@ -36,6 +36,7 @@ from workloads.spec.model_layers import layers_of
 
 _CHOICE_BYTES = 4
 ALWAYS = "none"
+LATENT_SUM = "experts' latent sum"
 
 
 class Tensor(NamedTuple):
@@ -135,7 +136,9 @@ def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
         tensors += [Tensor("output with the part before", s.c * rows * outputs // s.tp)]
     if normed and (s.sent or before):
         tensors += [Tensor("input of norms of heads", of_norms)]
-    if normed:
+    if mixer.norm == "all_heads":
+        tensors += [Tensor("norm of heads: statistics", 2 * STATISTICS_BYTES * s.tokens)]
+    elif normed:
         normed_heads = mixer.heads + (2 if mixer.value_norm else 1) * mixer.kv_heads
         tensors += [Tensor("norm of heads: statistics", s.statistics(heads=normed_heads))]
     if mixer.rope is not None or normed:
@@ -297,6 +300,8 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
     """The tensors that a layer of a kind saves, without those of routed experts. ``streams``: of hyper-connections."""
     parts = [(name, part) for name, part in (("mixer", kind.mixer), ("MLP", kind.mlp)) if part is not None]
     entry = _ahead(s) if kind.ahead else []
+    if kind.outputs_normed:
+        parts, entry = [], [*entry, *_inputs_without_norms(s)]
     for at, (name, part) in enumerate(parts):
         entry += [Tensor("input" if at == 0 else "residual", streams * s.own(s.hidden), offloaded_by="input")]
         if streams > 1:
@@ -317,6 +322,13 @@ def kind_tensors(kind: Layer, s: Sizes, streams: int = 1) -> KindTensors:
     elif isinstance(kind.mlp, RoutedMLP):
         mlp = _beside_experts(kind.mlp, s)
     return KindTensors(tuple(entry), tuple(mixer), tuple(mlp))
+
+
+def _inputs_without_norms(s: Sizes) -> list[Tensor]:
+    """Inputs of both parts where norms are of outputs: products save them, in fp8 if the rank has whole rows."""
+    cast = s.tp == 1 and fp8.keeps_low(s.e)
+    size = fp8.cast_bytes(s.e, s.stream * s.hidden) if cast else s.own(s.hidden)
+    return [Tensor(name, size, feeds=True, offloaded_by="input") for name in ("input", "residual")]
 
 
 def _ahead(s: Sizes) -> list[Tensor]:
@@ -346,7 +358,9 @@ def _beside_experts(mlp: RoutedMLP, s: Sizes) -> list[Tensor]:
     if mlp.shared_gate:
         tensors += [Tensor("shared output", s.own(s.hidden))]
     if mlp.latent:
-        tensors += [Tensor("experts' latent sum", s.own(mlp.latent), feeds=True)]
+        low = fp8.keeps_low(s.e) and s.e.precision != "fp8_blockwise"
+        kept = fp8.cast_bytes(s.e, s.stream * mlp.latent) if low else s.own(mlp.latent)
+        tensors += [Tensor(LATENT_SUM, kept, feeds=True)]
     if mlp.latent_norm:
         tensors += s.norm("norm of the latent", mlp.latent)
     return tensors

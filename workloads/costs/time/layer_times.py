@@ -297,6 +297,7 @@ def _tp_exposed(
     sums = (kind.mixer is not None) + (kind.mlp is not None)
     if not inputs:
         return _TensorParallel(0.0, 0.0, 0.0, 0.0, 0.0)
+    norms_s = _norms_s(e, cluster, kind)
     overlapping_s, contention = matmul_s * products.into_share / len(inputs), contention_of(e.tp, 1, cluster)
 
     def longer_s(op: Collective, numbers: int) -> float:
@@ -307,7 +308,7 @@ def _tp_exposed(
         reduce = time_of("all_reduce", hidden)
         backward = sum(longer_s("all_reduce", width) for width in inputs)
         backward += time_of("all_reduce", shared) if shared else 0.0
-        return _TensorParallel(sums * reduce, backward, 0.0, 0.0, reduce)
+        return _TensorParallel(sums * reduce + norms_s, backward + norms_s, 0.0, 0.0, reduce)
     gather, scatter = time_of("all_gather", hidden), time_of("reduce_scatter", hidden)
     latents = sum(time_of("all_gather", width) for width in inputs if width != hidden)
     gathers = sum(time_of("all_gather", width) for width in inputs)
@@ -315,7 +316,15 @@ def _tp_exposed(
     if shared:
         gathers += time_of("all_gather", shared)
         backward += time_of("reduce_scatter", shared)
-    return _TensorParallel(gathers + sums * scatter, backward, gathers, latents, scatter)
+    return _TensorParallel(gathers + sums * scatter + norms_s, backward + norms_s, gathers, latents, scatter)
+
+
+def _norms_s(e: Experiment, cluster: ClusterSpec, kind: Layer) -> float:
+    """Seconds of the sums of norms over all heads in the forward of one layer, and as many in its backward. Nothing
+    overlaps with them."""
+    sums = kind.mixer.tensor_parallel(e.model.hidden_size).normed if kind.mixer is not None else 0
+    size = float(MASTER_BYTES[e.precision] * rank_tokens(e)[0] * sums)
+    return collective_time_s("all_reduce", size, e.tp, 1, cluster) if sums else 0.0
 
 
 class _Exchanged(NamedTuple):
@@ -374,7 +383,8 @@ def _tp_copied(e: Experiment, cluster: ClusterSpec, kind: Layer, c: int, per_num
         backward += time_of("reduce_scatter", shared)
     if kind.routed and e.etp > 1:
         gathers, sums, backward = gathers + gather, sums + scatter, backward + gather + scatter
-    return _TensorParallel(gathers + sums, backward, gathers, latents, last_sum)
+    norms_s = _norms_s(e, cluster, kind)
+    return _TensorParallel(gathers + sums + norms_s, backward + norms_s, gathers, latents, last_sum)
 
 
 def _waits_s(product_s: float, exchange_s: float, ranks: int) -> float:

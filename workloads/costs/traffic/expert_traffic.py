@@ -2,13 +2,14 @@
 
 Per layer and micro-batch; expert all-to-all as in GShard (arXiv:2006.16668). Symbols: T_e tokens of which this rank
 sends copies, k copies each, N = T_e k copies sent and M received, E experts, c bytes of a compute value, a bytes of a
-value in the precision of sums; T and D as in `workloads.costs.traffic.sent`.
+value in the precision of sums; T as in `workloads.costs.traffic.sent`; D the width at which experts work, the hidden
+size or that of their latent.
 
 ep      forward: copies (c N D), their weights (a N), outputs back (c M D); backward: a gradient for each, in the other
         direction. Learned routing exchanges counts first (8 E). Full recomputation repeats a forward up to the
-        experts' outputs, and where a norm follows what brings them back, too. With forced routing M is exact. With
-        learned routing M depends on what was learned, and is set to its mean over the group, N; so calls are exact, and
-        the bytes of all ranks of a group together, too. A capacity fixes both numbers of rows
+        experts' outputs, and where a norm or a projection follows what brings them back, too. With forced routing M is
+        exact. With learned routing M depends on what was learned, and is set to its mean over the group, N; so calls
+        are exact, and the bytes of all ranks of a group together, too. A capacity fixes both numbers of rows
 tp      with etp = tp tokens (c T D) and weights (a T k) are gathered, outputs scattered, and backward does the adjoint;
         without sequence parallelism outputs are all-reduced, and the two gradients in backward. Learned choices (8 T k)
         are gathered, too. Shared experts: `workloads.costs.traffic.kind_traffic`
@@ -80,7 +81,7 @@ def _rows(s: Sender, moe: MoESpec) -> tuple[int, int]:
 
 def _inside_tensor_parallel(s: Sender, moe: MoESpec, layers: int, repeated: int) -> None:
     e = s.experiment
-    stream = s.compute * s.tokens * e.model.hidden_size
+    stream = s.compute * s.tokens * _width(s)
     weights, choices = (bytes * s.tokens * moe.experts_per_token for bytes in (s.accumulated, _COUNT_BYTES))
     if e.etp == 1:
         return

@@ -16,6 +16,7 @@ _FUSED = (
     ("attention.q_down", "attention.kv_down"),
     ("attention.q", "attention.k", "attention.v", "attention.gate"),
     ("attention.q_bias", "attention.k_bias", "attention.v_bias"),
+    ("attention.q_whole_norm", "attention.k_whole_norm"),
     ("ffn.gate", "ffn.up"),
     ("shared.gate", "shared.up"),
     ("experts.gate", "experts.up"),

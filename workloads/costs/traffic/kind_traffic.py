@@ -5,7 +5,8 @@ gathered in the forward and again in the backward, and their gradients scattered
 scattered, and their gradients gathered. What is computed for a rank's own tokens and used by all heads is gathered
 once. Full recomputation repeats a forward, without a product at its end (`Layer.ends_in_product`); selective
 recomputation repeats nothing, except in compiled blocks (`Experiment.compiles`) the gathers of the forward; recomputing
-``mla_up`` gathers the latents once more. Along cp: `context_parallel`. FSDP's units are the blocks, and the routed
+``mla_up`` gathers the latents once more. A norm over all heads sums squares of columns in the forward, and products in
+the backward. Along cp: `context_parallel`. FSDP's units are the blocks, and the routed
 experts inside them. Matrices with one scale each, such as those of experts in every kind of fp8, are gathered in fp8;
 routers are not.
 """
@@ -35,6 +36,8 @@ def blocks_along_tp(s: Sender) -> None:
         if kind.mixer is not None:
             along = kind.mixer.tensor_parallel(hidden)
             inputs, shared, sums = [*along.gathered], along.shared, 1
+            summed = s.accumulated * s.tokens * along.normed
+            s.along("tp", "all_reduce", summed, (3 if full else 2) * calls if summed else 0)
         latents = [width for width in inputs if width != hidden] if "mla_up" in operations_of(word) else []
         if isinstance(kind.mlp, DenseMLP) or (kind.mlp is not None and kind.mlp.shared is not None):
             inputs, sums = [*inputs, hidden], sums + 1

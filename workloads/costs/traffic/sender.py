@@ -144,12 +144,9 @@ class Sender:
 
     @property
     def num_outputs_repeated(self) -> int:
-        """Of those the ones with a norm after the experts, which needs what they return: of their outputs, or of a
-        multi-token module before the head."""
-        normed = [
-            (kind.normed_beside or kind.ahead, layers, word) for kind, layers, word in self.kinds() if kind.routed
-        ]
-        return sum(layers for is_normed, layers, word in normed if is_normed and word == "full")
+        """Of those the ones with a norm or a product after the experts, which needs what they return: of their outputs,
+        or of a multi-token module before the head."""
+        return sum(layers for kind, layers, word in self.kinds() if kind.needs_experts_outputs and word == "full")
 
     def along(self, axis: str, op: Collective, bytes: int, calls: int = 1) -> None:
         """Count calls among the ranks that differ from this one on ``axis`` alone."""

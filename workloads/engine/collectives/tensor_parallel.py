@@ -144,11 +144,11 @@ class WholeLinear(nn.Module):
     tokens."""
 
     weight: nn.Parameter
-    input_of = "norm"
 
-    def __init__(self, parts: Sequence[Weight], *, shares_input: bool = False) -> None:
+    def __init__(self, parts: Sequence[Weight], *, shares_input: bool = False, input_of: str = "norm") -> None:
+        """``input_of``: as of `ColumnParallelLinear`; empty: of what is never recomputed alone."""
         super().__init__()
-        self.shares_input = shares_input
+        self.shares_input, self.input_of = shares_input, input_of
         self.deferred: DeferredGradients | None = None
         self.fp8: Fp8Products | None = None
         add_parameter(self, "weight", parts, {})

@@ -19,6 +19,7 @@ from workloads.engine.layers.kind_attention import KindAttention
 from workloads.engine.layers.kind_experts import KindExperts
 from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForward
 from workloads.engine.layers.latent_attention import LatentAttention
+from workloads.engine.layers.latent_experts import LatentExperts
 from workloads.engine.layers.norm import RMSNorm
 from workloads.engine.layers.normed_experts import NormedExperts
 from workloads.engine.layers.recompute import RecomputeRegistry
@@ -135,9 +136,13 @@ class Block(nn.Module):
         super().__init__()
         prefix = f"layers.{layer}"
         self.kind = kind_of(model, layer)
-        self.attention_norm = RMSNorm(weights.norm(f"{prefix}.attention_norm", model.hidden_size), model.norm_eps)
+        self.attention_norm, self.ffn_norm = (
+            RMSNorm(weights.norm(f"{prefix}.{name}", model.hidden_size), model.norm_eps)
+            if self.kind is None or not self.kind.outputs_normed
+            else None
+            for name in ("attention_norm", "ffn_norm")
+        )
         self.attention = _attention(f"{prefix}.attention", model, self.kind, batch, tp, cp)
-        self.ffn_norm = RMSNorm(weights.norm(f"{prefix}.ffn_norm", model.hidden_size), model.norm_eps)
         self.ffn: nn.Module
         if experts is not None and self.kind is not None:
             self.ffn = _routed(prefix, model, self.kind, experts)
@@ -152,7 +157,7 @@ class Block(nn.Module):
         else:
             self.ffn = _feed_forward(f"{prefix}.ffn", model, self.kind, tp)
         outputs = {} if self.kind is None else norms_of_outputs(model, self.kind, prefix)
-        """Norms of the outputs of both parts, with four norms a layer."""
+        """Norms of the outputs of both parts, with four norms a layer, or in place of the others."""
         self.attention_out_norm, self.ffn_out_norm = (
             RMSNorm(outputs[name], model.norm_eps) if outputs else None
             for name in ("attention_out_norm", "ffn_out_norm")
@@ -161,9 +166,13 @@ class Block(nn.Module):
     @property
     def norms(self) -> tuple[RMSNorm, ...]:
         """The norms of the inputs of both parts."""
-        return self.attention_norm, self.ffn_norm
+        return tuple(norm for norm in (self.attention_norm, self.ffn_norm) if norm is not None)
 
     def forward(self, x_TD: Tensor, cos_SH: Tensor, sin_SH: Tensor, seen: Seen | None = None) -> Tensor:
+        if self.attention_norm is None or self.ffn_norm is None:
+            assert self.attention_out_norm is not None and self.ffn_out_norm is not None
+            x_TD = x_TD + self.attention_out_norm(self.attention(x_TD, cos_SH, sin_SH, seen))
+            return x_TD + self.ffn_out_norm(self.ffn(x_TD))
         if self.attention_out_norm is not None and self.ffn_out_norm is not None:
             x_TD = x_TD + self.attention_out_norm(self.attention(self.attention_norm(x_TD), cos_SH, sin_SH, seen))
             if isinstance(self.ffn, NormedExperts):
@@ -267,6 +276,8 @@ def _routed(prefix: str, model: ModelSpec, kind: Layer, experts: ExpertParallel)
         if mlp.expert.bias or mlp.expert.activation != "silu"
         else Experts(parts, experts.sizes, weights_inputs=mlp.weights_inputs)
     )
+    if mlp.latent:
+        return LatentExperts(experts, Router(parts, experts.routing), routed, shared, parts)
     if not kind.normed_beside:
         return RoutedFeedForward(experts, Router(parts, experts.routing), routed, shared)
     assert shared is not None, "refused by the rules"

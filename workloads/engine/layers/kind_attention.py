@@ -4,7 +4,8 @@ Shapes as in `workloads.engine.layers.block`; V is the size of values, R the rot
 
     qkv, gate   one column-parallel product [T, N H + K H + K V (+ N V or N)]; biases of queries, keys and values.
                 Values may be the projection of keys (Gemma 4)
-    norms       of every head of queries and keys, with a weight (Qwen3) or without one (Llama 4); of values, too
+    norms       of every head of queries and keys, with a weight (Qwen3) or without one (Llama 4), or of all heads
+                together (MiniMax-M2); of values, too
     scale       of scores other than 1 / sqrt(H): a factor of queries, that of their norm's weight if there is one
     rotation    of the first R columns of queries and keys, or of none
     attention   `workloads.engine.kind_ops.span_attention`: window, chunks, sinks, cap, scaled values
@@ -25,10 +26,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from workloads.engine.collectives.context_parallel import ContextParallel, context_attention
+from workloads.engine.collectives.document_exchange import packed_attention
 from workloads.engine.collectives.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.collectives.ulysses import ulysses_attention
+from workloads.engine.collectives.whole_norm import WholeNorm, normed_again, whole_norm
 from workloads.engine.collectives.window_exchange import windowed_attention
+from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.kind_ops.gated_output import gated_output
 from workloads.engine.kind_ops.span_attention import Reach, span_attention
 from workloads.engine.layers.norm import RMSNorm
@@ -80,10 +84,15 @@ class KindAttention(nn.Module):
         """Of queries, whose scores the kernels divide by the root of the size of a head."""
         self.q_norm = RMSNorm(held["q_norm"], model.norm_eps, self.query_factor) if mixer.norm == "head" else None
         self.k_norm = RMSNorm(held["k_norm"], model.norm_eps) if mixer.norm == "head" else None
+        whole = [held[name] for name in ("q_whole_norm", "k_whole_norm") if name in held]
+        """Weights of norms over all heads."""
+        self.whole_norm = Vector(whole, tp) if whole else None
+        columns = mixer.heads * mixer.head_dim, mixer.kv_heads * mixer.head_dim
+        self.of_whole = WholeNorm(columns, held["k"].copies(tp.size), model.norm_eps, tp)
         self.sinks = Vector([held["sinks"]], tp) if mixer.sinks else None
         self.recomputations: dict[str, RecomputeRegistry] = {}
 
-    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: None = None) -> Tensor:
+    def forward(self, x_TD: Tensor, cos_SR: Tensor, sin_SR: Tensor, seen: Seen | None = None) -> Tensor:
         projected, gate_BSNG, gate_columns = self.qkv(x_TD), None, self.heads * self.gates
         if self.qkv_bias is not None:
             projected = projected + F.pad(self.qkv_bias.weight, (0, gate_columns))
@@ -93,16 +102,19 @@ class KindAttention(nn.Module):
         if self.gates:
             gate_BSNG = self._heads(others[-1], self.heads)
         plain_q, plain_k, plain_v = q_BSNH.detach(), k_BSKH.detach(), v_BSKV.detach()
-        q_BSNH, k_BSKH = self._norm_and_rotate(q_BSNH, k_BSKH, cos_SR, sin_SR)
+        q_BSNH, k_BSKH, roots_T2 = self._normed(q_BSNH, k_BSKH)
+        q_BSNH, k_BSKH = self._rotate(q_BSNH, k_BSKH, cos_SR, sin_SR)
         if "rope" in self.recomputations and (self.rotated or self.mixer.norm != "none"):
             self.recomputations["rope"].register(
-                (q_BSNH, k_BSKH), lambda: self._norm_and_rotate(plain_q, plain_k, cos_SR, sin_SR)
+                (q_BSNH, k_BSKH),
+                lambda: self._rotate(*self._normed(plain_q, plain_k, roots_T2)[:2], cos_SR, sin_SR),
             )
         if self.mixer.value_norm:
             v_BSKV = self._plain_norm(v_BSKV)
             if "rope" in self.recomputations:
                 self.recomputations["rope"].register((v_BSKV,), lambda: (self._plain_norm(plain_v),))
-        o_BSNV = self._attend(*(x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKV))).transpose(1, 2)
+        q_BNSH, k_BKSH, v_BKSV = (x.transpose(1, 2) for x in (q_BSNH, k_BSKH, v_BSKV))
+        o_BSNV = self._attend(q_BNSH, k_BKSH, v_BKSV, seen).transpose(1, 2)
         if gate_BSNG is not None:
             plain_o, plain_gate = o_BSNV.detach(), gate_BSNG.detach()
             o_BSNV = gated_output(o_BSNV, gate_BSNG)
@@ -114,7 +126,10 @@ class KindAttention(nn.Module):
     def _heads(self, x_TC: Tensor, heads: int) -> Tensor:
         return x_TC.unflatten(0, (self.batch, -1)).unflatten(2, (heads, -1))
 
-    def _attend(self, q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor) -> Tensor:
+    def _attend(self, q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, seen: Seen | None) -> Tensor:
+        if seen is not None:
+            assert self.reach == Reach() and self.sinks is None, "refused by the rules"
+            return packed_attention(q_BNSH, k_BKSH, v_BKSV, self.cp, seen)
         sinks_N = None if self.sinks is None else self.sinks.weight
         if self.cp is None:
             return span_attention(q_BNSH, k_BKSH, v_BKSV, self.reach, sinks_N)
@@ -132,7 +147,15 @@ class KindAttention(nn.Module):
     def _local(self, q_BNSH: Tensor, k_BKSH: Tensor, v_BKSV: Tensor, sinks_N: Tensor | None) -> Tensor:
         return span_attention(q_BNSH, k_BKSH, v_BKSV, self.reach, sinks_N)
 
-    def _norm_and_rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
+    def _normed(
+        self, q_BSNH: Tensor, k_BSKH: Tensor, roots_T2: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Normed or scaled queries and keys, and what `normed_again` needs of a norm that took a message.
+        ``roots_T2``: the same of the norm that runs again."""
+        if self.whole_norm is not None:
+            if roots_T2 is None:
+                return whole_norm(q_BSNH, k_BSKH, self.whole_norm.weight, self.of_whole)
+            return *normed_again(q_BSNH, k_BSKH, self.whole_norm.weight, roots_T2), None
         if self.q_norm is not None and self.k_norm is not None:
             q_BSNH = rms_norm(q_BSNH, self.q_norm.scaled_weight(), self.eps)
             k_BSKH = rms_norm(k_BSKH, self.k_norm.weight, self.eps)
@@ -140,6 +163,9 @@ class KindAttention(nn.Module):
             q_BSNH, k_BSKH = self._plain_norm(q_BSNH, self.query_factor), self._plain_norm(k_BSKH)
         elif self.query_factor != 1.0:
             q_BSNH = q_BSNH * self.query_factor
+        return q_BSNH, k_BSKH, None
+
+    def _rotate(self, q_BSNH: Tensor, k_BSKH: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
         if not self.rotated:
             return q_BSNH, k_BSKH
         if self.rotated == self.mixer.head_dim:

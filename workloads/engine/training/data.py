@@ -10,9 +10,9 @@ last token of a document, one that is cut at the sequence's end too, predicts `E
 document. So every token has a target, and the loss is the mean over all tokens, as without documents.
 
 For models with modules of multi-token prediction a batch also has the targets of each module. They are the targets of
-the module before it, or of the model, one token later in the sequence, whose last tokens have none (arXiv:2412.19437,
-equation 24, where the loss is divided by all tokens). The next module takes their embeddings, so no rank needs tokens
-of another one.
+the module before it, or of the model, one token later in the sequence, or in the document, whose last tokens have none
+(arXiv:2412.19437, equation 24, where the loss is divided by all tokens). The next module takes their embeddings, so no
+rank needs tokens of another one.
 """
 
 from __future__ import annotations
@@ -61,13 +61,16 @@ def step_batches(
         held = [torch.stack([held_tokens(experiment, at, rank) for at in chosen]) for rank in range(experiment.cp)]
         parts = [rows[:, :-1], rows[:, 1:]]
         others: list[Tensor] = []
+        places = None
         if experiment.documents is not None:
             places = torch.stack([_places(experiment, at) for at in chosen])
             parts = [parts[0], _within_documents(parts[1], places), places]
             if experiment.cp > 1:
                 others = [places.gather(1, of_rank) for of_rank in held] if experiment.cp_kind == "ulysses" else held
         own = [part.gather(1, held[cp_rank]) for part in parts]
-        later = [part.gather(1, held[cp_rank]) for part in _later_targets(parts[1], experiment.model.mtp_modules)]
+        later = [
+            part.gather(1, held[cp_rank]) for part in _later_targets(parts[1], experiment.model.mtp_modules, places)
+        ]
         batches.append(tuple(part.reshape(-1).to(device) for part in [*own, *others, *later]))
     return batches
 
@@ -108,19 +111,24 @@ def _places(experiment: Experiment, index: int) -> Tensor:
 
 
 def _within_documents(targets: Tensor, places: Tensor) -> Tensor:
-    """Targets of which none is of the next document. The token after a document's last one has place 0."""
-    after = torch.cat([places[:, 1:], torch.zeros_like(places[:, :1])], 1)
-    return targets.masked_fill(after == 0, END_OF_DOCUMENT)
+    """Targets of which none is of the next document."""
+    return targets.masked_fill(_are_last(places), END_OF_DOCUMENT)
 
 
-def _later_targets(targets: Tensor, modules: int) -> list[Tensor]:
-    """Targets of each module of multi-token prediction, int64 [B, seq_len]."""
+def _are_last(places: Tensor) -> Tensor:
+    """Whether each token is the last one of its document: the token after it has place 0."""
+    return torch.cat([places[:, 1:], torch.zeros_like(places[:, :1])], 1) == 0
+
+
+def _later_targets(targets: Tensor, modules: int, places: Tensor | None) -> list[Tensor]:
+    """Targets of each module of multi-token prediction, int64 [B, seq_len]. ``places``: of tokens in packed documents,
+    whose last tokens have none as those of a sequence do."""
     later: list[Tensor] = []
     for _ in range(modules):
         before = later[-1] if later else targets
         moved = torch.full_like(before, NO_TARGET)
         moved[:, :-1] = before[:, 1:]
-        later.append(moved)
+        later.append(moved if places is None else moved.masked_fill(_are_last(places), NO_TARGET))
     return later
 
 

@@ -25,6 +25,7 @@ class Dense:
     """None: as ``qkv_bias``."""
     norm: HeadNorm = "none"
     norms: int = 2
+    outputs_normed: bool = False
     gated: bool = True
     act: str = "silu"
     act_name: str = "hidden_act"
@@ -60,8 +61,8 @@ DENSE: Mapping[str, Dense] = {
     "qwen3_vl_text": Dense(norm="head"),
     "smollm3": Dense(tied=True),
     "seed_oss": Dense(),
-    "olmo2": Dense(norm="all_heads"),
-    "olmo3": Dense(norm="all_heads"),
+    "olmo2": Dense(norm="all_heads", outputs_normed=True),
+    "olmo3": Dense(norm="all_heads", outputs_normed=True),
     "apertus": Dense(norm="head", gated=False, act="xielu"),
     "arcee": Dense(gated=False, act="relu2"),
     "gemma": Dense(act="gelu_pytorch_tanh", act_name="hidden_activation", tied=True, scaled_embedding=True),
@@ -127,7 +128,7 @@ def read_dense(fields: Fields, model_type: str) -> LayeredModel:
         )
         if scalar and scalar != attention.head_dim:
             attention = replace(attention, score_scale=scalar**-0.5)
-        layers.append(Layer(mixer=attention, mlp=mlp, norms=family.norms))
+        layers.append(Layer(mixer=attention, mlp=mlp, norms=family.norms, outputs_normed=family.outputs_normed))
     logit_cap = fields.number("final_logit_softcapping", 0.0)
     return assemble(fields, layers, tied=family.tied, logit_cap=logit_cap, scaled_embedding=family.scaled_embedding)
 

@@ -52,6 +52,8 @@ def _missing_in(layer: Layer) -> Iterator[str]:
         yield from _missing_in_mlp(layer.mlp)
     if layer.ahead:
         yield "modules of multi-token prediction"
+    if layer.outputs_normed:
+        yield "norms of outputs in place of inputs"
     if layer.norms > 2:
         yield f"sandwich norms ({layer.norms} a layer)"
 
@@ -104,6 +106,7 @@ def _missing_in_experts(mlp: RoutedMLP) -> Iterator[str]:
         "shared experts of another width": shared != mlp.shared_experts * mlp.expert.width and mlp.shared_experts > 0,
         "a gate of the shared expert": mlp.shared_gate,
         f"latent experts (at width {mlp.latent})": mlp.latent > 0,
+        "a norm of the latent of experts": mlp.latent_norm,
         "a bias of the router": mlp.router_bias,
         "scales of the router": mlp.router_scales,
         "experts looked up by the token": mlp.hashed,

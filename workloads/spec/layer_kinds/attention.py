@@ -78,7 +78,7 @@ class Attention:
         if self.norm == "head":
             parts += [vector("qk norm", self.head_dim, 2, 2)]
         if self.norm == "all_heads":
-            parts += [vector("qk norm", queries + keys)]
+            parts += [vector("qk norm", queries + keys, held="split")]
         if self.gate != "none":
             parts += [Weight("gate", hidden, outputs if self.gate == "element" else self.heads)]
         if self.sinks:
@@ -94,7 +94,7 @@ class Attention:
         return Splits(heads=self.heads, kv_heads=self.kv_heads)
 
     def tensor_parallel(self, hidden: int) -> TensorParallel:
-        return TensorParallel((hidden,))
+        return TensorParallel((hidden,), normed=2 if self.norm == "all_heads" else 0)
 
     @property
     def context_parallel(self) -> ContextParallel:

@@ -13,6 +13,8 @@ class TensorParallel(NamedTuple):
     shared: int = 0
     """What is computed for a rank's own tokens and used by all heads: rotated keys of latent attention, keys and
     entries of one head, an indexer's choice."""
+    normed: int = 0
+    """Sums over the columns of all ranks, in the precision of sums: one for each norm over all heads."""
 
 
 class ContextParallel(NamedTuple):

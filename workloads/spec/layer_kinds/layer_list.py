@@ -133,7 +133,7 @@ def _of_layer(layer: Layer) -> dict[str, Any]:
         "mixer": None if layer.mixer is None else _of_part(layer.mixer),
         "mlp": None if layer.mlp is None else _of_part(layer.mlp),
         "norms": layer.norms,
-        **({"ahead": True} if layer.ahead else {}),
+        **{name: True for name in ("outputs_normed", "ahead") if getattr(layer, name)},
     }
 
 
@@ -202,7 +202,7 @@ def _logit_cap(place: str, value: Any) -> float:
 
 def _layer(place: str, value: Any) -> Layer:
     fields = mapping(place, value, error=InvalidExperiment)
-    known = ("mixer", "mlp", "norms", "ahead")
+    known = ("mixer", "mlp", "norms", "outputs_normed", "ahead")
     check_names(place, fields, known, ("mixer", "mlp"), noun="field", error=InvalidExperiment)
     norms = whole_number(f"{place}: norms", fields.get("norms", 2), 0, error=InvalidExperiment)
     mixer, mlp = (
@@ -210,8 +210,11 @@ def _layer(place: str, value: Any) -> Layer:
     )
     if isinstance(mixer, DenseMLP | RoutedMLP) or not isinstance(mlp, DenseMLP | RoutedMLP | None):
         raise InvalidExperiment(f"{place}: mixer must be a kind of mixer, and mlp dense or routed")
-    ahead = flag(f"{place}: ahead", fields.get("ahead", False), error=InvalidExperiment)
-    return Layer(mixer=mixer, mlp=mlp, norms=norms, ahead=ahead)
+    outputs, ahead = (
+        flag(f"{place}: {name}", fields.get(name, False), error=InvalidExperiment)
+        for name in ("outputs_normed", "ahead")
+    )
+    return Layer(mixer=mixer, mlp=mlp, norms=norms, outputs_normed=outputs, ahead=ahead)
 
 
 def _part(place: str, value: Any) -> Any:

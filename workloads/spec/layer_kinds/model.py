@@ -24,6 +24,8 @@ class Layer:
     norms: int = 2
     """Norms of the hidden size: one before each part, and more around them in sandwich norms: 4 with one of each part's
     output, 7 with those of the dense MLP beside the experts and of the experts, too (`normed_beside`)."""
+    outputs_normed: bool = False
+    """Whether the norms are of the outputs of both parts, in place of their inputs (OLMo 2)."""
     ahead: bool = False
     """Whether it is a module of multi-token prediction (arXiv:2412.19437, section 2.2): a layer between a product that
     joins the hidden state with the next token's embedding, and another pass of the model's head."""
@@ -59,7 +61,13 @@ class Layer:
         whose outputs are sent back, of layers with a norm after their last part, and of modules, whose norm before the
         head follows."""
         parts = (self.mixer is not None) + (self.mlp is not None)
-        return not self.routed and not self.ahead and self.norms <= parts
+        return not self.routed and not self.ahead and not self.outputs_normed and self.norms <= parts
+
+    @property
+    def needs_experts_outputs(self) -> bool:
+        """Whether a backward reads what routed experts send back: a norm or a projection out of their latent follows
+        them, or, in a module of multi-token prediction, the norm before the head."""
+        return isinstance(self.mlp, RoutedMLP) and (self.normed_beside or self.ahead or self.mlp.latent > 0)
 
     @property
     def sees_all(self) -> bool:
