@@ -10,10 +10,11 @@ from functools import partial
 import numpy as np
 
 from workloads.predict.fit import Fitted, derivatives, fit
+from workloads.predict.fit_few import fit_few
 from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
-from workloads.predict.residuals import ResidualKernel, Residuals
+from workloads.predict.residuals import ResidualKernel, Residuals, covariance
 from workloads.predict.time_terms import Facts, facts_of, host_bound, step_time
 
 SPREAD = 0.05
@@ -37,6 +38,8 @@ class LearnedTime:
     rows: int
     residuals: Residuals | None
     defaults: Mapping[str, float]
+    jacobian: Floats | None = None
+    """Derivatives at the rows, shape (rows, parameters), where parameters and residuals were fitted together."""
 
     def at(self, points: Points, facts: Facts) -> tuple[Floats, Floats]:
         """Mean and standard deviation of log(step seconds)."""
@@ -45,6 +48,8 @@ class LearnedTime:
         if self.residuals is None:
             return start, np.hypot(UNFITTED_SPREAD / (2 if self.rows else 1), of_fit)
         mean, spread = self.residuals.at(points, noise_of(points, facts, self.defaults))
+        if self.jacobian is not None:
+            of_fit = self.fitted.spread_of(jacobian - self.residuals.explained(points, self.jacobian))
         return start + mean, np.hypot(spread, of_fit)
 
     def correction(self, points: Points, facts: Facts) -> Floats:
@@ -63,16 +68,23 @@ def learn_time(
     kernel: ResidualKernel,
     near: Mapping[str, float] | None = None,
 ) -> LearnedTime:
-    """Fits the form and learns its residuals. ``target``: measured seconds of the points, all of the code base
-    ``name``. ``near``: see `fit`."""
+    """Fits the form and learns its residuals, of few rows both together.
+
+    ``target``: measured seconds of the points, all of the code base ``name``. ``near``: see `fit`.
+    """
     facts = facts_of(points, profiles)
     parameters = time_parameters(profiles[name])
     defaults = {key: one.value for key, one in parameters.items()}
     noise = noise_of(points, facts, defaults)
-    fitted = fit(partial(step_time, points, facts), target, parameters, SPREAD, 1 / noise**2, near, stuck=True)
+    form = partial(step_time, points, facts)
+    if FEW <= len(target) <= len(parameters):
+        few = fit_few(form, target, parameters, covariance(points, points, kernel), kernel.noise * noise, near)
+        residuals = Residuals.of_noise(points, few.residual, kernel, few.noise)
+        return LearnedTime(few.fitted, len(target), residuals, defaults, few.jacobian)
+    fitted = fit(form, target, parameters, SPREAD, 1 / noise**2, near, stuck=True)
     if len(target) < FEW:
         return LearnedTime(fitted, len(target), None, defaults)
-    left = np.log(target / step_time(points, facts, fitted.values))
+    left = np.log(target / form(fitted.values))
     return LearnedTime(fitted, len(target), Residuals.learn(points, left, kernel, noise), defaults)
 
 
