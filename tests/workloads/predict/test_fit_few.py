@@ -57,8 +57,27 @@ def test_a_stuck_run_among_six_has_next_to_no_weight(stuck: int) -> None:
     broken[stuck] += np.log(20)
     found = fit_few(powers, np.exp(broken), PRIORS, common, noise)
     assert found.noise[stuck] > 10 * noise[0] > 5 * np.delete(found.noise, stuck).max()
+    assert np.flatnonzero(found.broken).tolist() == [stuck] and not sound.broken.any()
     moved = SLOPES @ np.log([found.fitted.values[name] / sound.fitted.values[name] for name in PRIORS])
     assert np.abs(moved).max() < 0.06
+
+
+def test_a_parameter_does_not_follow_a_stuck_run_that_only_it_can_tell() -> None:
+    """The last row alone has the second parameter, whose default it would leave by 6 spreads."""
+    slopes = np.array([[1.0, 0.0]] * 5 + [[1.0, 1.0]])
+
+    def model(p: Mapping[str, float]) -> Floats:
+        times: Floats = np.exp(slopes @ np.log([p["rate"], p["share"]]))
+        return times
+
+    common, noise = np.full((6, 6), 0.08**2), np.full(6, 0.05)
+    shares = {}
+    for off in (0.8, 3.0):  # 1.6 and 6 spreads
+        left = np.array([0.02, -0.03, 0.01, 0.0, -0.01, off])
+        found = fit_few(model, np.exp(left), PRIORS, common, noise)
+        assert found.broken.tolist() == [False] * 5 + [off > 2]
+        shares[off] = float(np.log(found.fitted.values["share"]))
+    assert shares[0.8] == pytest.approx(0.8, abs=0.1) and abs(shares[3.0]) < 0.5
 
 
 @pytest.mark.slow
