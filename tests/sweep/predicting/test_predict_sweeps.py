@@ -102,6 +102,8 @@ def test_rows_of_a_sweep_with_more_than_columns_say_do_not_calibrate(more: dict[
     rows = rows.assign(**{name: [rows[name][0], value] for name, value in odd.items()})
     assert has_more_than_columns(rows).tolist() == [False, True]
     assert measured_attempts(rows)["experiment_id"].tolist() == [rows["experiment_id"][0]]
+    reasons = predict_frame(rows, None).predictions["reason"]
+    assert pd.isna(reasons[0]) and reasons[1].startswith("taken as a plain step: packed documents")
 
 
 def test_memory_of_our_engine_is_that_of_a_plan() -> None:
