@@ -67,10 +67,11 @@ def section(path: Path) -> str:
 
 
 def as_published(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with what their sources say and their columns do not: ``routing``, from the column ``note``, and
-    `SAID`."""
-    natural = rows["note"].astype(str).str.contains("natural")
+    """The rows with what their sources say and their columns do not: ``routing`` and ``sequence_parallel``, from the
+    column ``note``, and `SAID`."""
+    natural, whole = (rows["note"].astype(str).str.contains(word) for word in ("natural", "no sequence parallel"))
     rows = rows.assign(routing=np.where(natural, "learned", "balanced"), dispatcher="")
+    rows = rows.assign(sequence_parallel=np.where(whole, "false", ""))
     for source, model, cells in SAID:
         name, _, precision = model.partition(" in ")
         found = rows["source"].astype(str).str.startswith(source) & (rows["model"] == name)

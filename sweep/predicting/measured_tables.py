@@ -15,6 +15,7 @@ from results.tables.reference import check_header
 from workloads.predict.points import CAPTURED
 from workloads.predict.table import COLUMNS, MEASURED
 from workloads.spec.experiment import ENGINE
+from workloads.spec.updates.words import update_words
 
 RECORDED = Path(__file__).parents[2] / "results" / "recorded"
 GIB = 2**30
@@ -29,15 +30,16 @@ def recorded_table(folder: Path = RECORDED) -> pd.DataFrame:
 def table_of_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     """Rows of attempts (`results.tables.schema.ATTEMPTS`) in the columns of ``predict``.
 
-    Only measured rows without routed experts are kept, see `measured_attempts`.
+    Only measured rows that columns describe are kept, see `measured_attempts`.
     """
     return columns_of_attempts(measured_attempts(attempts))
 
 
 def measured_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Measured attempts that finished or ran out of memory, without models with routed experts, in the same order."""
+    """Measured attempts that finished or ran out of memory, in the same order, without models with routed experts and
+    without what no column says (`has_more_than_columns`), whose times would be taken for those of plain steps."""
     rows = attempts[(attempts["method"] == "measured") & attempts["outcome"].isin(["ok", "oom"])]
-    return rows[~has_experts(rows)].reset_index(drop=True)
+    return rows[~has_experts(rows) & ~has_more_than_columns(rows)].reset_index(drop=True)
 
 
 def is_attempts(frame: pd.DataFrame) -> bool:
@@ -53,6 +55,26 @@ def has_experts(attempts: pd.DataFrame) -> pd.Series[bool]:
 def has_latents(attempts: pd.DataFrame) -> pd.Series[bool]:
     """True for rows whose model has latent attention, for which ``predict`` has no columns."""
     return attempts["config_json"].map(lambda text: bool(_part_of_model(text, "mla"))).astype(bool)
+
+
+def has_more_than_columns(attempts: pd.DataFrame) -> pd.Series[bool]:
+    """True for rows with something that changes a step's work and that ``predict`` has no column for: another optimizer
+    than AdamW, states, gradients or weights in other formats than usual, states or activations on the host, packed
+    documents, layers of several kinds."""
+    return attempts["config_json"].map(_says_more).astype(bool)
+
+
+def _says_more(config_json: object) -> bool:
+    try:
+        config = json.loads(str(config_json))
+    except ValueError:
+        return False
+    return bool(
+        config.get("documents")
+        or config.get("activation_offload", "none") != "none"
+        or update_words(config)
+        or _part_of_model(config_json, "layers")
+    )
 
 
 def _part_of_model(config_json: object, name: str) -> dict[str, Any]:
@@ -104,6 +126,8 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
             "sharding": "zero" + rows["zero_stage"].astype(str),
             "recompute": _recomputed(rows),
             "precision": rows["precision"],
+            "sequence_parallel": _of_dense("sequence_parallel", rows, experts),
+            "gradient_accumulation_fusion": _of_dense("gradient_accumulation_fusion", rows, experts),
             "codebase": rows["engine"].fillna(ENGINE),
             "code_version": "engine " + rows["engine_version"].astype(str) + _captured(rows),
             "host_launch_s": rows.get("host_launch_s", np.nan),  # since schema version 11
@@ -117,6 +141,14 @@ def columns_of_attempts(rows: pd.DataFrame) -> pd.DataFrame:
 def _captured(rows: pd.DataFrame) -> pd.Series[str] | str:
     """Suffix of the version of rows whose steps were replays of a captured one (since schema version 15)."""
     return (rows["cuda_graph_run"] == "step").map({True: CAPTURED, False: ""}) if "cuda_graph_run" in rows else ""
+
+
+def _of_dense(name: str, rows: pd.DataFrame, experts: list[dict[str, Any]]) -> pd.Series[Any]:
+    """A column of dense rows; of rows with experts a ratio to their dense neighbour has it."""
+    if name not in rows:
+        return pd.Series(None, index=rows.index, dtype=object)
+    dense: pd.Series[Any] = rows[name].astype(object).where(np.array([not of_row for of_row in experts]), None)
+    return dense
 
 
 def _recomputed(rows: pd.DataFrame) -> pd.Series[str]:

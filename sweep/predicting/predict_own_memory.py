@@ -84,4 +84,5 @@ def _experiment(table: Table, place: int, precision: str, recompute: str) -> Exp
     known = {"recompute": kind, "recompute_every": int(every or 1)} if canonical_recompute(kind) in CHOICES else {}
     scale = next((name for name in _SCALES if name.removesuffix("wise") in precision), "tensorwise")
     fp8 = {"precision": f"fp8_{scale}"} if 0 < table.points.fp8[place] < 3 else {}
-    return experiment_of(table.points, place, table.experts[place], **known, **fp8)
+    split = {"sequence_parallel": bool(table.points.split[place] != 0)}
+    return experiment_of(table.points, place, table.experts[place], **known, **fp8, **split)

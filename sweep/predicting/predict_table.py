@@ -21,7 +21,13 @@ from results.shared_filesystem.whole_files import output_file
 from results.tables.limits import read_csv, read_parquet
 from sweep.composing.conffiles import ConfFolders
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
-from sweep.predicting.measured_tables import columns_of_attempts, has_latents, is_attempts, measured_attempts
+from sweep.predicting.measured_tables import (
+    columns_of_attempts,
+    has_latents,
+    has_more_than_columns,
+    is_attempts,
+    measured_attempts,
+)
 from sweep.predicting.predict_own_memory import own_memory, reserved_over_form
 from sweep.predicting.unsaid import cover
 from workloads.predict.experts.ratios import routed_rows
@@ -41,6 +47,13 @@ _STATUS = {"ok": 0.0, "success": 0.0, "oom": 1.0}
 _NO_STATUS = ("other", "", "nan", "none", "<na>")
 """Known words of a status, in addition to `_STATUS`, that say neither that a run fitted nor that it ran out of
 memory."""
+
+
+_PLAIN = (
+    "taken as a plain step: packed documents, other optimizers and number formats, and states or activations on the "
+    "host have no column; a plan predicts them"
+)
+"""Reason of a row of attempts that says more than columns do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +150,7 @@ def predict_frame(
         predictions["experiment_id"] = read["experiment_id"].to_numpy()
     unknown = {int(table.rows[place]): reason for place, reason in routed.refused.items()}
     if attempts is not None:
+        predictions.loc[has_more_than_columns(attempts).to_numpy(), OUT[-1]] = _PLAIN
         unknown |= _unknown(attempts, predictor, profiles)
     for row, reason in unknown.items():
         predictions.loc[row, list(OUT[:-1])] = pd.NA  # experiment_id stays

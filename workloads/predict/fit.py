@@ -4,7 +4,7 @@ In logarithms: residuals ``log measured - log predicted`` with the spread of row
 ``log value - log default`` with its own spread. The method is Gauss-Newton with finite differences. Residuals count by
 Huber's loss. For step times, with more rows than parameters, a second pass starts there with Tukey's biweight, whose
 scale is the median absolute residual: rows beyond it (broken or stuck runs) then have no weight at all (Beaton and
-Tukey 1974, doi:10.1080/00401706.1974.10489171).
+Tukey 1974, doi:10.1080/00401706.1974.10489171). Step times of fewer rows are fitted by `workloads.predict.fit_few`.
 """
 
 from __future__ import annotations

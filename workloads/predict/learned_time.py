@@ -10,10 +10,11 @@ from functools import partial
 import numpy as np
 
 from workloads.predict.fit import Fitted, derivatives, fit
+from workloads.predict.fit_few import fit_few
 from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
-from workloads.predict.residuals import ResidualKernel, Residuals
+from workloads.predict.residuals import ResidualKernel, Residuals, covariance
 from workloads.predict.time_terms import Facts, facts_of, host_bound, step_time
 
 SPREAD = 0.05
@@ -37,6 +38,10 @@ class LearnedTime:
     rows: int
     residuals: Residuals | None
     defaults: Mapping[str, float]
+    jacobian: Floats | None = None
+    """Derivatives at the rows, shape (rows, parameters), where parameters and residuals were fitted together."""
+    broken: Floats | None = None
+    """Rows that the fit takes for broken runs, as a mask; None: it tells none."""
 
     def at(self, points: Points, facts: Facts) -> tuple[Floats, Floats]:
         """Mean and standard deviation of log(step seconds)."""
@@ -45,6 +50,8 @@ class LearnedTime:
         if self.residuals is None:
             return start, np.hypot(UNFITTED_SPREAD / (2 if self.rows else 1), of_fit)
         mean, spread = self.residuals.at(points, noise_of(points, facts, self.defaults))
+        if self.jacobian is not None:
+            of_fit = self.fitted.spread_of(jacobian - self.residuals.explained(points, self.jacobian))
         return start + mean, np.hypot(spread, of_fit)
 
     def correction(self, points: Points, facts: Facts) -> Floats:
@@ -63,16 +70,23 @@ def learn_time(
     kernel: ResidualKernel,
     near: Mapping[str, float] | None = None,
 ) -> LearnedTime:
-    """Fits the form and learns its residuals. ``target``: measured seconds of the points, all of the code base
-    ``name``. ``near``: see `fit`."""
+    """Fits the form and learns its residuals, of few rows both together.
+
+    ``target``: measured seconds of the points, all of the code base ``name``. ``near``: see `fit`.
+    """
     facts = facts_of(points, profiles)
     parameters = time_parameters(profiles[name])
     defaults = {key: one.value for key, one in parameters.items()}
     noise = noise_of(points, facts, defaults)
-    fitted = fit(partial(step_time, points, facts), target, parameters, SPREAD, 1 / noise**2, near, stuck=True)
+    form = partial(step_time, points, facts)
+    if FEW <= len(target) <= len(parameters):
+        few = fit_few(form, target, parameters, covariance(points, points, kernel), kernel.noise * noise, near)
+        residuals = Residuals.of_noise(points, few.residual, kernel, few.noise)
+        return LearnedTime(few.fitted, len(target), residuals, defaults, few.jacobian, few.broken)
+    fitted = fit(form, target, parameters, SPREAD, 1 / noise**2, near, stuck=True)
     if len(target) < FEW:
         return LearnedTime(fitted, len(target), None, defaults)
-    left = np.log(target / step_time(points, facts, fitted.values))
+    left = np.log(target / form(fitted.values))
     return LearnedTime(fitted, len(target), Residuals.learn(points, left, kernel, noise), defaults)
 
 
@@ -109,20 +123,23 @@ def widening(
     name: str,
     kernel: ResidualKernel,
     near: Mapping[str, float],
+    broken: Floats | None = None,
 ) -> Widening:
-    """Refits without a tenth of the rows at a time and, with enough models, without one group of models at a time."""
+    """Refits without a tenth of the rows at a time and, with enough models, without one group of models at a time.
+    Intervals need not cover ``broken`` rows, one of which among ten would decide their width."""
     count = len(target)
+    kept = np.ones(count, dtype=bool) if broken is None else ~broken
     folds = FOLDS if count <= MANY else FOLDS // 2
     # Folds are made by size, so that they do not depend on the order of the rows.
     place = np.empty(count, dtype=int)
     place[np.lexsort((points.tokens, points.dp, points.tp, points.hidden, target))] = np.arange(count)
-    known = _missed(points, target, profiles, name, kernel, near, (place * 7919 % count) % folds)
+    known = _missed(points, target, profiles, name, kernel, near, (place * 7919 % count) % folds, kept)
     kinds = models_of(points)
     names = sorted(set(kinds))
     new = known
     if len(names) >= MODELS:
         groups = np.array([names.index(kind) % folds for kind in kinds])
-        new = max(known, _missed(points, target, profiles, name, kernel, near, groups))
+        new = max(known, _missed(points, target, profiles, name, kernel, near, groups, kept))
     return Widening(known, new, frozenset(names))
 
 
@@ -134,8 +151,9 @@ def _missed(
     kernel: ResidualKernel,
     near: Mapping[str, float],
     fold: Floats,
+    kept: Floats,
 ) -> float:
-    """Factor for held-out rows over all folds; at least 0.5."""
+    """Factor for held-out rows over all folds, of those ``kept``; at least 0.5."""
     missed = []
     for one in sorted(set(fold.tolist())):
         out = fold == one
@@ -144,9 +162,9 @@ def _missed(
         learned = learn_time(points.take(~out), target[~out], profiles, name, kernel, near)
         part = points.take(out)
         mean, spread = learned.at(part, facts_of(part, profiles))
-        missed.append(np.abs(np.log(target[out]) - mean) / spread)
-    if not missed:
+        missed.append((np.abs(np.log(target[out]) - mean) / spread)[kept[out]])
+    z = np.concatenate(missed) if missed else np.empty(0)
+    if not len(z):
         return 1.0
-    z = np.concatenate(missed)
     # Few rows determine the tails badly: take the quantile 0.9 (n + 1) / n, at most the maximum.
     return max(0.5, float(np.quantile(z, min(1.0, 0.9 * (len(z) + 1) / len(z)))) / NORMAL_90)

@@ -5,7 +5,8 @@ a gradient, T tokens, h hidden size, F feed-forward columns, V vocabulary, fitte
 
 states       weights 2 P (ZeRO 3: / S), gradients g P (ZeRO 2 and 3: / S), optimizer 12 P (from ZeRO 1 on: / S)
 activations  of every micro-batch in flight and every layer: T (a h + b F) values of 2 bytes over tp (in the form of
-             arXiv:2205.05198; b with a gate, two thirds of it without); with selective recomputation a share of that,
+             arXiv:2205.05198; b with a gate, two thirds of it without; without sequence parallelism all but the norms'
+             inputs and results are split); with selective recomputation a share of that,
              with full recomputation the layer's input and one layer's working set
 loss         on the last stage, T V / tp logits in 16 bits and in fp32
 gathered     ZeRO 3: two layers' weights; sequence parallelism: gathered inputs
@@ -41,6 +42,11 @@ MEMORY: dict[str, Parameter] = {
 """Defaults and spreads before any row is seen."""
 
 
+UNSPLIT = 4.0
+"""Values a token and hidden unit, of those that a layer keeps, which tensor parallelism alone does not split: inputs
+and results of its two norms (arXiv:2205.05198, equation 2, without the masks of dropout)."""
+
+
 def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floats]:
     """Peak allocated bytes of the first stage and of the fullest one. ``p``: values of `MEMORY`."""
     stages = facts.stages
@@ -57,9 +63,9 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
     shared = np.where(facts.sequence_parallel > 0, x.tp, 1.0)
     tokens = x.tokens
     of_hidden, of_ffn = p["hidden"] - facts.fp8_hidden, p["ffn"] - facts.fp8_ffn
-    layer = (
-        2 * tokens * (of_hidden * x.hidden / shared + of_ffn * x.ffn * x.matrices / 3 / x.tp + p["whole"] * x.hidden)
-    )
+    unsplit = np.minimum(UNSPLIT, of_hidden)
+    of_hidden = unsplit / shared + (of_hidden - unsplit) / x.tp
+    layer = 2 * tokens * (of_hidden * x.hidden + of_ffn * x.ffn * x.matrices / 3 / x.tp + p["whole"] * x.hidden)
     layer = layer + facts.unfused * 5 * x.mbs * x.heads * x.seq**2 / x.tp
     kept = np.where(x.recompute == 1, p["selective"] * layer, layer)
     kept = np.where(x.recompute == 2, 2 * tokens * x.hidden / shared, kept)

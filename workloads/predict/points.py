@@ -23,7 +23,8 @@ CAPTURED = " captured"
 """End of the version of a code base whose whole steps are CUDA graphs."""
 UNLIKE = {
     "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0,
-    "recomputed": 1.0, "doubt": 0.0, "ends": 0.0, "unfused": math.nan, "kernel": 1.0, "clock": 1.0,
+    "recomputed": 1.0, "doubt": 0.0, "ends": 0.0, "unfused": math.nan, "split": math.nan, "adds": math.nan,
+    "kernel": 1.0, "clock": 1.0,
     "compiled": 0.0, "captured": 0.0,
 }  # fmt: skip
 """Values of `Points` that a table need not state: dense layers with equal recomputation, a ring for context
@@ -106,6 +107,11 @@ class Points:
     """1: a pipeline counts the embedding and the loss as layers when it divides them over chunks."""
     unfused: Floats
     """1: attention writes its scores to memory, 0: it does not; NaN: as the code base does."""
+    split: Floats
+    """1: tensor parallelism has sequence parallelism, which divides norms and residuals, too; 0: it has not; NaN: as
+    the code base does."""
+    adds: Floats
+    """1: products add weight gradients to their sums, 0: they are added apart; NaN: as the code base does."""
     kernel: Floats
     """Rate of the attention kernel over that of the code base's usual one."""
     clock: Floats

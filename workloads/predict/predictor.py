@@ -92,7 +92,8 @@ class Predictor:
         points, target = measured.points.take(rows), measured.step_time_s[rows]
         self.time[name] = learned = learn_time(points, target, self.profiles, name, kernel)
         if widened and learned.residuals is not None:
-            self.widen[name] = widening(points, target, self.profiles, name, kernel, learned.fitted.values)
+            known = learned.fitted.values, learned.broken
+            self.widen[name] = widening(points, target, self.profiles, name, kernel, *known)
 
     def _learn_memory(self, name: str, measured: Measured, of_codebase: Floats) -> None:
         rows = of_codebase & np.isfinite(measured.reserved_bytes)

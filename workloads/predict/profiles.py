@@ -42,6 +42,8 @@ class Profile:
     empty: none."""
     autocasts: bool = False
     """Whether weights that are not sharded stay in fp32, so that every product casts its operands (torch.autocast)."""
+    adds: bool = False
+    """Whether products add weight gradients to their sums; ``accumulate`` of ``time`` is then for that."""
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 44.0
     sharding: int = 0

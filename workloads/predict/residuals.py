@@ -100,7 +100,11 @@ class Residuals:
     @classmethod
     def learn(cls, rows: Points, residual: Floats, kernel: ResidualKernel, noise: Floats | float = 1.0) -> Residuals:
         """Learns from residuals in logarithms. ``noise``: factor on the kernel's noise, for all rows or by row."""
-        robust = robust_noise(residual, kernel.noise) * noise
+        return cls.of_noise(rows, residual, kernel, robust_noise(residual, kernel.noise) * noise)
+
+    @classmethod
+    def of_noise(cls, rows: Points, residual: Floats, kernel: ResidualKernel, robust: Floats) -> Residuals:
+        """Learns from residuals in logarithms with the standard deviation ``robust`` of each row's noise."""
         matrix = covariance(rows, rows, kernel) + np.diag(robust**2)
         inverse = np.linalg.inv(matrix)
         return cls(rows, kernel, inverse @ residual, inverse)
@@ -116,6 +120,12 @@ class Residuals:
             known = ((among @ self.inverse) * among).sum(axis=1)
             spread[part] = np.sqrt(np.maximum(0.0, prior_variance(self.kernel) - known) + noise_by_row[part] ** 2)
         return mean, spread
+
+    def explained(self, points: Points, of_rows: Floats) -> Floats:
+        """What the process says at ``points`` of functions with the values ``of_rows`` at its rows, of shape (rows,
+        functions)."""
+        said: Floats = covariance(points, self.rows, self.kernel) @ (self.inverse @ of_rows)
+        return said
 
 
 def robust_noise(residual: Floats, noise: float) -> Floats:

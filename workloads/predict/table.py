@@ -35,6 +35,7 @@ from workloads.predict.words import (
     learned_of,
     precision_of,
     recomputed_of,
+    sequence_parallel_of,
     text_of,
     truth_of,
     zero_of,
@@ -46,7 +47,8 @@ COLUMNS = (
     "gpu", "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tie_embeddings", "seq", "gbs_seqs", "mbs",
     "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
     "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s", *EXPERT_COLUMNS, "gated_mlp", "attention_kernel",
-    "power_w", "cluster", "head_dim", "routing", "dispatcher",
+    "power_w", "cluster", "head_dim", "routing", "dispatcher", "sequence_parallel",
+    "gradient_accumulation_fusion",
 )  # fmt: skip
 """Columns of a table. Each may be missing, or empty in a row: then it is unknown."""
 MEASURED = ("status", "step_time_s", "reserved_gib")
@@ -158,6 +160,8 @@ def _row(
         experts = dispatched_by(profile, experts, fp8, sent, learned_of(values["routing"]))
         model["ffn"] = experts.used_columns(model["layers"])
     recomputed = recomputed_of(values["recompute"], note)
+    split = sequence_parallel_of(values["sequence_parallel"], values["recompute"])
+    adds = truth_of("gradient_accumulation_fusion", values["gradient_accumulation_fusion"])
     peak = device.peak_of("bf16")
     low = device.peak_of(RATE_NAMES[int(fp8)])
     if peak is None or device.memory_bandwidth is None:
@@ -179,6 +183,8 @@ def _row(
         ),
         "again": recomputed.again,
         "recomputed": recomputed.share,
+        "split": math.nan if split is None else float(split),
+        "adds": math.nan if adds is None else float(adds and not fp8),  # fp8 products cannot add to fp32
         "ends": _ends(model["layers"], layout, profile, note),
         **_attention(values["attention_kernel"], device.name, profile, note),
         "clock": power_factor(positive_of("power_w", values["power_w"], note), cluster, note)

@@ -111,8 +111,20 @@ _SOME = (
 )
 
 
-_SEQUENCE_PARALLEL = re.compile(r"[,+&]? *(?:and |with |without |no )?(?:sp|sequence[ -]parallel\w*)$")
-"""What tables write beside recomputation, which has no column."""
+_SEQUENCE_PARALLEL = re.compile(r"[,+&]? *(?:and |with |(without |no ))?(?:sp|sequence[ -]parallel\w*)$")
+"""What tables write beside recomputation (`sequence_parallel_of`)."""
+
+
+def sequence_parallel_of(value: Any, recompute: Any) -> bool | None:
+    """Whether tensor parallelism of a row has sequence parallelism, from its cells ``sequence_parallel`` and
+    ``recompute`` (``full, no SP``); None: neither says it."""
+    said = truth_of("sequence_parallel", value)
+    beside = _SEQUENCE_PARALLEL.search(word_of(recompute))
+    if beside is None:
+        return said
+    if said is not None and said == bool(beside[1]):
+        raise Refused(f"sequence_parallel is {str(said).lower()}, but recompute is {text_of(recompute)!r}")
+    return not beside[1]
 
 
 def recomputed_of(value: Any, note: list[str]) -> Recomputed:
@@ -122,7 +134,6 @@ def recomputed_of(value: Any, note: list[str]) -> Recomputed:
         note.append("recompute not given: none")
         return Recomputed(0.0, 1.0, 1.0)
     if beside := _SEQUENCE_PARALLEL.search(text):
-        note.append(f"recompute {text!r}: of sequence parallelism taken as the code base has it")
         text = text[: beside.start()].strip()
     word, _, every = text.partition(".every")
     plain = _plain(word)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pandas as pd
 import pytest
 
@@ -10,13 +13,13 @@ from results.statistics import grade
 from results.tables.schema import ATTEMPTS
 from sweep.predicting.codebases import read_clusters
 from sweep.predicting.forecast import Forecast
-from sweep.predicting.measured_tables import columns_of_attempts
+from sweep.predicting.measured_tables import columns_of_attempts, has_more_than_columns, measured_attempts
 from sweep.predicting.predict_table import OUT, predict_frame
 from tests.sweep.predicting.predicted import one
 from tests.workloads.costs.shapes import DEEPSEEK_V2_LITE, LLAMA_1B, MIXTRAL
 from tests.workloads.predict.tables import row
 from workloads.costs.memory.estimate import estimate_memory
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import Experiment, from_json
 from workloads.spec.record import config_columns
 
 
@@ -82,6 +85,25 @@ def test_rows_of_a_sweep_with_experts_are_predicted_and_with_latents_refused() -
     assert found["step_time_s"].notna().tolist() == [True, True, False]
     assert found["step_time_s"][1] > 1.5 * found["step_time_s"][0]
     assert found["reason"].iloc[2] == "models with latent attention cannot be predicted from a table"
+
+
+MORE_THAN_COLUMNS = (
+    {"documents": "lognormal mean=1500.0 sigma=1.2 seed=7"}, {"optimizer": "muon"}, {"optimizer_states": "bf16"},
+    {"optimizer_offload": 0.5}, {"activation_offload": "all"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("more", MORE_THAN_COLUMNS, ids=lambda more: next(iter(more)))
+def test_rows_of_a_sweep_with_more_than_columns_say_do_not_calibrate(more: dict[str, Any]) -> None:
+    """A step that also moves its states to the host is no slow plain step."""
+    rows = attempts_of("ultrasweep", count=2)
+    experiment = from_json(rows["config_json"][1])
+    odd = config_columns(dataclasses.replace(experiment, **more))
+    rows = rows.assign(**{name: [rows[name][0], value] for name, value in odd.items()})
+    assert has_more_than_columns(rows).tolist() == [False, True]
+    assert measured_attempts(rows)["experiment_id"].tolist() == [rows["experiment_id"][0]]
+    reasons = predict_frame(rows, None).predictions["reason"]
+    assert pd.isna(reasons[0]) and reasons[1].startswith("taken as a plain step: packed documents")
 
 
 def test_memory_of_our_engine_is_that_of_a_plan() -> None:

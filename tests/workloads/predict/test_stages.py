@@ -18,8 +18,11 @@ def test_every_layer_is_on_one_stage(rule: str, layers: int, pp: int, head: floa
 
 
 def test_greedy_stages_overshoot() -> None:
-    """16 layers and a head of four: half of 20 is 10, and the stage is full only after the layer beyond it."""
-    assert split("greedy", 16, 2, 4.0) == (11, 5)
+    """16 layers and a head of four: half of 20 is 10, at which the stage is full; an eighth is 2.5, which needs 3."""
+    assert split("greedy", 16, 2, 4.0) == (10, 6)
+    assert split("greedy", 16, 4, 4.0) == (5, 5, 5, 1)
+    assert split("greedy", 16, 8, 4.0) == (3, 2, 3, 2, 3, 2, 1, 0)
+    assert split("greedy", 32, 4, 2.5) == (9, 9, 8, 6)
     assert split("equal", 16, 2, 4.0) == (8, 8)
     assert split("balanced", 16, 2, 4.0) == (10, 6)
 
