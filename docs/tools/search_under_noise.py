@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from math import sqrt
 
 import numpy as np
+import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from results.errors import UltrasweepError
@@ -33,32 +35,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--failures", type=_share, default=0.02, help="share of runs that fail (default 0.02)")
     parser.add_argument("--slow", type=_share, default=0.2, help="how much slower the slow node is (default 0.2)")
     parser.add_argument("--draws", type=int, default=8, help="replays of each line (default 8)")
+    parser.add_argument("--first-draw", type=int, default=0, help="number of the first draw (default 0)")
+    parser.add_argument(
+        "--contenders",
+        type=_share,
+        help="search only among the layouts whose recorded time is within this share of the best of their cell: what a "
+        "search could reach that knows beforehand which others need no run",
+    )
     parser.add_argument("--cold", action="store_true", help="also without rows of other models")
     try:
         options = parser.parse_intermixed_args(argv)
         check_replay(options.overrides, None)
         settings, frame = compose_search(options.overrides), read_recorded(options.table)
-        troubles = {
-            f"noise {options.noise:.1%}": Trouble(noise=options.noise),
-            f"noise {options.noise:.1%}, failures {options.failures:.1%}, one node {options.slow:.0%} slower": Trouble(
-                noise=options.noise, failures=options.failures, slow_node=1 + options.slow
-            ),
-        }
-        print(
-            "| fitted on | trouble | cells within the goal | least and most of a draw | runs |\n"
-            "|---|---|---:|---:|---:|"
+        seeds = range(options.first_draw, options.first_draw + options.draws)
+        troubles = (
+            Trouble(noise=options.noise),
+            Trouble(noise=options.noise, failures=options.failures, slow_node=1 + options.slow),
         )
-        for fitted_on in (CALIBRATED, COLD) if options.cold else (CALIBRATED,):
-            recorded = recorded_space(frame, fitted_on == CALIBRATED)
-            for name, trouble in troubles.items():
-                print(
-                    f"| {' | '.join((fitted_on, name, *_cells(recorded, settings, trouble, options.draws)))} |",
-                    flush=True,
-                )
+        fitted_on = (CALIBRATED, COLD) if options.cold else (CALIBRATED,)
+        for line in table(frame, settings, troubles, seeds, fitted_on, options.contenders):
+            print(line, flush=True)
         return 0
     except UltrasweepError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+
+
+def table(
+    frame: pd.DataFrame,
+    settings: Settings,
+    troubles: Sequence[Trouble],
+    seeds: Sequence[int],
+    fitted_on: Sequence[str] = (CALIBRATED,),
+    contenders: float | None = None,
+) -> Iterator[str]:
+    """Lines of a Markdown table: the replays under each trouble, with one draw for each of ``seeds``.
+
+    ``frame``: rows of `read_recorded`. ``contenders``: see `RecordedSpace.contenders`; None: all layouts.
+    """
+    yield "| fitted on | trouble | cells within the goal | least and most of a draw | runs |"
+    yield "|---|---|---:|---:|---:|"
+    for rows in fitted_on:
+        recorded = recorded_space(frame, rows == CALIBRATED)
+        if contenders is not None:
+            recorded = recorded.contenders(contenders)
+        for trouble in troubles:
+            yield f"| {' | '.join((rows, _name(trouble), *_cells(recorded, settings, trouble, seeds)))} |"
+
+
+def _name(trouble: Trouble) -> str:
+    text = f"noise {trouble.noise:.1%}"
+    if trouble.failures or trouble.slow_node != 1:
+        text += f", failures {trouble.failures:.1%}, one node {trouble.slow_node - 1:.0%} slower"
+    return text
 
 
 def _share(text: str) -> float:
@@ -70,11 +99,12 @@ def _share(text: str) -> float:
 
 # The matrices are small: more threads would only wait for each other.
 @threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
-def _cells(recorded: RecordedSpace, settings: Settings, trouble: Trouble, draws: int) -> tuple[str, str, str]:
-    results = [replay(recorded, settings, trouble=trouble, seed=seed) for seed in range(draws)]
+def _cells(recorded: RecordedSpace, settings: Settings, trouble: Trouble, seeds: Sequence[int]) -> tuple[str, str, str]:
+    results = [replay(recorded, settings, trouble=trouble, seed=seed) for seed in seeds]
     right = [settled(one, settings.within) for one in results]
     runs = np.mean([sum(len(cell.runs) for cell in one) for one in results])
-    return f"{np.mean(right):.1f} of {len(recorded.space.cells)}", f"{min(right)} to {max(right)}", f"{runs:.0f}"
+    error = f" ± {np.std(right, ddof=1) / sqrt(len(right)):.1f}" if len(right) > 1 else ""
+    return f"{np.mean(right):.1f}{error} of {len(recorded.space.cells)}", f"{min(right)} to {max(right)}", f"{runs:.0f}"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ class Settings:
     stop: float = 0.1
     batch: int = 3
     patience: int | None = None
-    repeats: int = 16
+    repeats: int = 24
     slow: float | None = 1.5
 
 

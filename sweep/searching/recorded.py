@@ -6,6 +6,7 @@ the study that this project reproduces is accepted as published; only its runs o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,20 @@ class RecordedSpace:
         """Short text of a candidate's layout."""
         x = self.points
         return f"dp{x.dp[one]:g} tp{x.tp[one]:g} pp{x.pp[one]:g} mbs{x.mbs[one]:g} zero{x.zero[one]:g}"
+
+    def contenders(self, within: float) -> RecordedSpace:
+        """The same cells, with only those layouts whose step time is within this share of the best of their cell."""
+        best = np.full(len(self.names), np.inf)
+        np.fmin.at(best, self.space.cell, self.step_time_s)
+        rows = np.flatnonzero(self.step_time_s <= (1 + within) * best[self.space.cell])
+        return dataclasses.replace(
+            self,
+            space=self.space.take(rows),
+            outcome=self.outcome[rows],
+            step_time_s=self.step_time_s[rows],
+            log_expected=self.log_expected[rows],
+            points=self.points.take(rows),
+        )
 
 
 def read_recorded(path: Path) -> pd.DataFrame:

@@ -7,6 +7,7 @@ factors.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log
@@ -63,6 +64,12 @@ class SearchSpace:
     def of(self, cell: int) -> Ints:
         """Indices of the candidates of a cell."""
         return np.flatnonzero(self.cell == cell)
+
+    def take(self, rows: Ints) -> SearchSpace:
+        """The space of these candidates alone."""
+        arrays: dict[str, Any] = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        taken: dict[str, Any] = {name: None if array is None else array[rows] for name, array in arrays.items()}
+        return SearchSpace(**taken)
 
 
 @dataclass(frozen=True, slots=True)
