@@ -8,9 +8,17 @@ from typing import Any
 import pytest
 
 from tests.workloads.costs.published import published
-from tests.workloads.costs.shapes import H200
+from tests.workloads.costs.shapes import H200, LLAMA_8B
 from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
-from workloads.costs.time.layer_times import BY_LENGTH_64, layer_times, rates_of, window_relative
+from workloads.costs.time.layer_times import (
+    BY_LENGTH4,
+    BY_LENGTH_64,
+    DOCUMENTS_RELATIVE,
+    documents_relative,
+    layer_times,
+    rates_of,
+    window_relative,
+)
 from workloads.costs.time.rank_times import LayerTimes
 from workloads.costs.time.recurrent_times import kernel_passes
 from workloads.costs.time.timeline import estimate_time
@@ -32,6 +40,23 @@ def test_windows_compute_and_send_less_than_full_attention() -> None:
     window, full = times("openai/gpt-oss-20b", seq_len=32768, cp=4, cp_kind="allgather")
     assert window.forward_s < full.forward_s
     assert window.forward_exposed_s < full.forward_exposed_s
+
+
+def test_kernels_of_documents_differ_in_their_rates() -> None:
+    """Llama 8B, whose heads have 128: kernels by length take longer for a score of short documents."""
+
+    def relative(attention: str, mean: int) -> float:
+        documents = {"kind": "lognormal", "mean": mean, "sigma": 0.5, "seed": 1}
+        return documents_relative(
+            Experiment.canonical(
+                model=LLAMA_8B, global_batch_size=4, seq_len=16384, documents=documents, attention=attention
+            )
+        )
+
+    for mean in (400, 3000):
+        assert relative("auto", mean) == DOCUMENTS_RELATIVE
+        assert relative("flash", mean) < relative("flash4", mean) / 1.9
+    assert relative("flash4", 400) < 0.5 < relative("flash4", 3000) < BY_LENGTH4[0]
 
 
 def test_a_window_is_like_documents_of_its_length() -> None:
