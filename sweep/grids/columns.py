@@ -9,8 +9,8 @@ from types import NoneType
 from typing import Any, Protocol
 
 from sweep.grids.axes import AXES, BUDGET
+from sweep.grids.comparisons import Kind, impossible
 from sweep.grids.step_time import StepTime
-from workloads.spec.comparisons import Kind, impossible
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.expressions import Expression

@@ -20,8 +20,8 @@ from typing import Any
 
 from sweep.grids.axes import AXES, BUDGET
 from sweep.grids.columns import COMPUTED, KINDS, POINT_NAMES, PREDICTED, PREDICTED_NAMES, SHAPE_NAMES, check_comparisons
+from sweep.grids.comparisons import Kind, kind_of, kind_of_value
 from workloads.spec.checks import did_you_mean, hints, meant_by, shown, suggest
-from workloads.spec.comparisons import Kind, kind_of, kind_of_value
 from workloads.spec.errors import InvalidSweep
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import COUNTS

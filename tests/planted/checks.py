@@ -213,7 +213,7 @@ def _separate_gradients(rank: int, case: Experiment) -> list[dict[str, Tensor]]:
         alone = built(rank, case.replace(global_batch_size=1))
         head = alone.chunks[0].head
         assert head is not None
-        head.scale /= 2  # the mean is over both
+        head.scales = [scale / 2 for scale in head.scales]  # the mean is over both
         alone.pipeline.run([own])
         gradients.append(parity.whole(case, [shards_of(alone, lambda named: named.gradient)]))
     return gradients

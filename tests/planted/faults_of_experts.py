@@ -132,8 +132,8 @@ EXPERTS = [
             "router_summed_again",
             "the gradient of the router is summed over ranks that have the whole of it",
             "workloads.spec.weights:experts",
-            "(count, h), INIT_STD, WHOLE)",
-            "(count, h), INIT_STD, WHOLE_BY_HEADS)",
+            "(count, model.hidden_size), INIT_STD, WHOLE)",
+            "(count, model.hidden_size), INIT_STD, WHOLE_BY_HEADS)",
             {"moe": _MOE, "tp": 2, "etp": 2, "sequence_parallel": False, "micro_batch_size": 4},
         ),
         (

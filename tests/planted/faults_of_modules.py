@@ -64,8 +64,8 @@ MODULES: list[Fault] = faults_of(
         "ahead_moved_after_division",
         "a rank moves the targets that it holds",
         _DATA + "step_batches",
-        "[part.gather(1, held[cp_rank]) for part in _later_targets(parts[1], experiment.model.mtp_modules)]",
-        "_later_targets(own[1], experiment.model.mtp_modules)",
+        "part.gather(1, held[cp_rank]) for part in _later_targets(parts[1], experiment.model.mtp_modules, places)",
+        "part for part in _later_targets(own[1], experiment.model.mtp_modules, None)",
         {"modules": 1, "cp": 2, "cp_kind": "ring", "micro_batch_size": 4},
     ),
     (

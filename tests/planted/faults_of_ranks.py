@@ -184,8 +184,8 @@ STAGES = faults_of(
         "weight_gradient_twice",
         "both halves of a split backward make a weight's gradient",
         ENGINE + "ops.linear:_Linear.backward",
-        "None if deferred.add(ctx.parameter, make) else make()",
-        "(deferred.add(ctx.parameter, make), make())[1]",
+        "None if deferred.add(parameter, make) else make()",
+        "(deferred.add(parameter, make), make())[1]",
         {**VEE, "gradient_accumulation_fusion": False},
     ),
     (

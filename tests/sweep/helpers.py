@@ -22,16 +22,18 @@ from workloads.rules.captured_steps import is_captured
 from workloads.spec.experiment import Experiment
 from workloads.spec.record import config_columns
 
-OLMO2 = {
-    "model_type": "olmo2",
+APERTUS = {
+    "model_type": "apertus",
     "hidden_size": 4096,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
-    "intermediate_size": 11008,
-    "vocab_size": 100352,
+    "num_key_value_heads": 8,
+    "intermediate_size": 21504,
+    "vocab_size": 131072,
+    "hidden_act": "xielu",
     "rope_theta": 500000,
 }
-"""A config.json like that of allenai/OLMo-2-1124-7B: a model that is planned and that the engine does not run."""
+"""A config.json like that of swiss-ai/Apertus-8B-2509: a model that is planned and that the engine does not run."""
 
 
 def plan_of(

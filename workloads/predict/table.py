@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workloads.predict.degrees import fill_batch, layout_of
+from workloads.predict.cells.degrees import fill_batch, layout_of
+from workloads.predict.cells.numbers import count_of, not_missing, positive_of
 from workloads.predict.experts.columns import EXPERT_COLUMNS, Experts, dispatched_by, experts_of
 from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor
 from workloads.predict.network_terms import network_columns
-from workloads.predict.numbers import count_of, not_missing, positive_of
 from workloads.predict.parameters import TIME
 from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points, tier_table
 from workloads.predict.profiles import Profile, find_profile

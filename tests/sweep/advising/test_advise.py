@@ -28,7 +28,7 @@ from sweep.planning.auto_recompute import tensor_limit
 from sweep.planning.plan import make_plan
 from sweep.predicting.known import Known
 from tests.sampling import sampled
-from tests.sweep.helpers import OLMO2
+from tests.sweep.helpers import APERTUS
 from tests.workloads.costs.published import PUBLISHED
 from workloads.costs.memory.estimate import peak_stage
 from workloads.rules.layout_rules import violations
@@ -291,10 +291,10 @@ def test_another_engine_gets_layouts_that_it_runs_with_its_own_times() -> None:
 
 
 def test_a_model_that_no_engine_runs_has_no_search(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(OLMO2))
+    (tmp_path / "config.json").write_text(json.dumps(APERTUS))
     words = (f"model={tmp_path}", *LLAMA[1:], "seq_len=2048", *SMALL, "zero_stage=1", "recompute=none")
     text = printed(asked(*words, top=1))
-    assert "cannot be run yet: the engine lacks a norm of queries and keys over all heads" in text
+    assert "cannot be run yet: the engine lacks ungated (xielu) MLPs" in text
     assert "python -m sweep search" not in text and "to settle it" not in text
 
 

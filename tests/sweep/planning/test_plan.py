@@ -23,7 +23,7 @@ from sweep.planning.plan_json import plan_json
 from sweep.planning.point_verdict import DeviceLimit, PlannedPoint
 from sweep.planning.reuse import FinishedAttempt, find_finished
 from sweep.planning.summary import eager_points, print_plan, reused_from
-from tests.sweep.helpers import OLMO2, plan_of, store_attempt
+from tests.sweep.helpers import APERTUS, plan_of, store_attempt
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.rules import installed_engines
 from workloads.rules.layout_rules import Violation, violations
@@ -81,7 +81,7 @@ def test_a_plan_names_every_rule_that_a_point_breaks(tmp_path: Path) -> None:
 
 
 def test_a_model_that_run_refuses_is_not_said_to_be_run(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(OLMO2))
+    (tmp_path / "config.json").write_text(json.dumps(APERTUS))
     plan = plan_of([*EIGHT, "cluster=h100_efa", f"model={tmp_path}", "grid.axes.tp=2"])
     assert plan.counts["run"]
     file = io.StringIO()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from sweep.grids.comparisons import Kind, impossible, kind_of
 from workloads.spec.checks import one_of
-from workloads.spec.comparisons import Kind, impossible, kind_of
 from workloads.spec.expressions import parse
 
 KINDS: Mapping[str, Kind] = {"tp": "number", "sp": "flag", "model": "text", "kind": "text"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from workloads.predict.cells.numbers import not_missing
 from workloads.predict.hardware import refuse_too_many
-from workloads.predict.numbers import not_missing
 from workloads.predict.words import Refused
 from workloads.spec.cluster import ClusterSpec
 

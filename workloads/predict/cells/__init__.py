@@ -1,0 +1,1 @@
+"""Cells of tables: their numbers, and the degrees of a layout that they give."""
