@@ -243,7 +243,7 @@ def test_out_that_is_a_file_is_one_line(sweep: Path, tmp_path: Path) -> None:
 def test_ctrl_c_is_one_line_and_leaves_the_earlier_report(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     report.build(sweep, out, QUICK)
-    for _ in range(3):
+    for _ in range(8):
         before = files_of(out)
         running = subprocess.Popen(
             command(sweep, "--out", out), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
