@@ -40,7 +40,6 @@ CASES: list[dict[str, Any]] = [
     {"moe": EXPERTS, "dp": 4, "ep": 2, "zero_stage": 3, "rounds": 2, "recompute": "full"},
     {"moe": EXPERTS, "pp": 2, "pp_schedule": "1f1b", "rounds": 4},
     {"optimizer": "muon", "dp": 2, "zero_stage": 1, "rounds": 2},
-    {"dp": 2, "zero_stage": 1, "rounds": 2, "compile": "block"},
     {"dp": 2, "zero_stage": 1, "rounds": 2, "precision": "fp8_tensorwise"},
     {"dp": 2, "zero_stage": 1, "rounds": 2, "precision": "fp8_rowwise"},
     {"rounds": 2, "vocab_size": 4096, "seq_len": 8192, "modules": 2},

@@ -352,4 +352,4 @@ def test_a_layout_that_breaks_nothing_costs_a_fraction_of_its_rules_one_by_one()
         return fixed_tasks(often)
 
     together, single = time_of(lambda experiment: violations(experiment, H200)), time_of(one_by_one)
-    assert together < 0.7 * single
+    assert together < 0.8 * single

@@ -62,8 +62,9 @@ class Head(nn.Module):
         self.vocabulary = model.vocab_size if padding else None
         self.cap = model.logit_cap
         add_parameter(self, "weight", [weights.head(model, padding)], tp.sizes)
-        scale, modules = 1.0 / experiment.tokens_per_step, model.mtp_modules
-        self.scales = [scale, *[scale * model.mtp_loss_weight / modules for _ in range(modules)]]
+        self.scale = 1.0 / experiment.tokens_per_step
+        modules = model.mtp_modules
+        self.scales = [self.scale, *[self.scale * model.mtp_loss_weight / modules for _ in range(modules)]]
         self.mtp_loss_weight = model.mtp_loss_weight
         self.losses: list[Tensor] = []
         """Of the last forward, without a gradient: this micro-batch's share of the global batch's mean loss, and with
