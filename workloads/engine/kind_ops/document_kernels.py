@@ -45,21 +45,22 @@ class Cuts(NamedTuple):
 
 def attention_by_length(q_BNSH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, cuts: Cuts) -> Tensor:
     """[B, N, S, H], with gradients."""
-    kernel = _ByLength4 if runs_flash4(q_BNSH) else _ByLength
-    o: Tensor = kernel.apply(q_BNSH, k_BKSH, v_BKSH, cuts)
+    o: Tensor = _ByLength.apply(q_BNSH, k_BKSH, v_BKSH, cuts)
     return o
 
 
 class _ByLength(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cuts: Cuts) -> Tensor:
+        ctx.cuts, ctx.by_flash4 = cuts, runs_flash4(q)
         bounds, longest = cuts
-        rows = (_rows(x) for x in (q, k, v))
-        o, lse, *ctx.random = _aten._flash_attention_forward(*rows, bounds, bounds, longest, longest, 0.0, True, False)[
-            :4
-        ]
+        rows = _rows(q), _rows(k), _rows(v)
+        if ctx.by_flash4:
+            o, lse = flash4.forward_by_length(*rows, bounds, longest)
+        else:
+            found = _aten._flash_attention_forward(*rows, bounds, bounds, longest, longest, 0.0, True, False)
+            o, lse, *ctx.random = found[:4]
         o = _heads(o, q)
-        ctx.cuts = cuts
         ctx.save_for_backward(q, k, v, o, lse)
         return o
 
@@ -68,28 +69,11 @@ class _ByLength(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         q, k, v, o, lse = ctx.saved_tensors
         bounds, longest = ctx.cuts
-        rows = (_rows(x) for x in (grad, q, k, v, o))
-        gradients = _aten._flash_attention_backward(
-            *rows, lse, bounds, bounds, longest, longest, 0.0, True, *ctx.random
-        )
-        dq, dk, dv = (_heads(one, q) for one in gradients)
-        return dq, dk, dv, None
-
-
-class _ByLength4(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cuts: Cuts) -> Tensor:
-        o, lse = flash4.forward_by_length(_rows(q), _rows(k), _rows(v), *cuts)
-        o = _heads(o, q)
-        ctx.cuts = cuts
-        ctx.save_for_backward(q, k, v, o, lse)
-        return o
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, o, lse = ctx.saved_tensors
-        gradients = flash4.backward_by_length(_rows(grad), _rows(q), _rows(k), _rows(v), _rows(o), lse, *ctx.cuts)
+        rows = _rows(grad), _rows(q), _rows(k), _rows(v), _rows(o), lse, bounds
+        if ctx.by_flash4:
+            gradients = flash4.backward_by_length(*rows, longest)
+        else:
+            gradients = _aten._flash_attention_backward(*rows, bounds, longest, longest, 0.0, True, *ctx.random)
         dq, dk, dv = (_heads(one, q) for one in gradients)
         return dq, dk, dv, None
 

@@ -61,24 +61,18 @@ ONE_LAYER = {
     "four stages, ZeRO 3": experiment(
         layers=4, dp=8, zero_stage=3, pp=4, pp_split="even", micro_batch_size=4, microbatches=8
     ),
-    "chunks, split backwards": experiment(
-        layers=4,
-        dp=8,
-        pp=2,
-        pp_schedule="interleaved_zero_bubble",
-        virtual_stages=2,
-        micro_batch_size=2,
-        microbatches=4,
-    ),
-    "chunks of two, split backwards": experiment(
-        layers=8,
-        dp=8,
-        pp=2,
-        pp_schedule="interleaved_zero_bubble",
-        virtual_stages=2,
-        micro_batch_size=2,
-        microbatches=4,
-    ),
+    **{
+        f"{name}, split backwards": experiment(
+            layers=layers,
+            dp=8,
+            pp=2,
+            pp_schedule="interleaved_zero_bubble",
+            virtual_stages=2,
+            micro_batch_size=2,
+            microbatches=4,
+        )
+        for name, layers in (("chunks", 4), ("chunks of two", 8))
+    },
 }
 
 
