@@ -78,7 +78,7 @@ const Drawer = (() => {
       const read = (name) => this.read(name);
       const made = this.row < 0 ? null : RowExperiment.of(read, this.data.widget);
       const place = element("div", {});
-      const said = this.row < 0 ? null : made.missing ?? (made.experiment.engine === this.data.engine.name ? "" : `In closed form for this project's engine; the run is ${made.experiment.engine}'s, which keeps other buffers.`);
+      const said = this.row < 0 ? null : made.missing ? `${made.missing} Below is another layout, to try.` : (made.experiment.engine === this.data.engine.name ? "" : `In closed form for this project's engine; the run is ${made.experiment.engine}'s, which keeps other buffers.`);
       const found = ["peak_allocated_bytes", "peak_reserved_bytes"].filter((name) => read(name) !== null).map((name) => `${this.columns.get(name).label} ${this.columns.get(name).text(this.row)} ${this.columns.get(name).unit}`);
       const steps = this.row < 0 ? null : MemorySteps.of(this.data.series?.[this.row], read);
       root.replaceChildren(
