@@ -38,6 +38,7 @@ from tests.analysis.explorer_page import (
 from tests.sampling import SEED
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec import experiment as ex
+from workloads.spec.config_json.read import name_of
 from workloads.spec.experiment import LATER_FIELDS
 
 pytestmark = [pytest.mark.xdist_group("the page of recorded rows"), pytest.mark.drawn(one_in=2)]
@@ -58,14 +59,17 @@ def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Pat
     opened(browser, page)
     chosen = frame.drop_duplicates(["model", "method", "recompute", "compile", "zero_stage", "pp_schedule"])
     assert len(chosen) > 20
+    for folder in set(frame["command"].str.extract(r"--conf[= ](\S+)")[0].dropna()):  # grids ship beside their rows
+        assert (Path(__file__).parents[2] / folder / "grid").is_dir(), folder
     renamed = with_canonical_models(frame)  # a new run of an experiment gets today's id
     for row in random.Random(SEED).sample(list(chosen.index), 8):
         made = browser.js("Explorer.rerun(arguments[0])", int(row))
         assert made["words"][:4] == ["python", "-m", "sweep", "run"]
         words = made["words"][4:]
-        if words[0] == "--conf":  # of a grid that ships beside its rows
-            assert (Path(__file__).parents[2] / words[1] / "grid").is_dir()
+        if words[0] == "--conf":
             words = words[2:]
+        if any(word.startswith("model=") and word.endswith(".json") for word in words):
+            continue  # its model was a file that is not beside its rows
         config = compose_sweep(words, ConfFolders())
         points = expand_all(config.grids, config.models.__getitem__).points
         [point] = points
@@ -106,6 +110,29 @@ def test_commands_of_odd_rows(browser: Browser, tmp_path: Path) -> None:
     browser.js("document.querySelector('#runs-table [data-row=\"0\"]').click()")
     if ids[0].startswith("000000"):
         assert shlex.split(browser.text("#runs-drawer pre.command")) == full
+
+
+def test_a_model_that_was_a_file_is_named_by_its_file(browser: Browser, tmp_path: Path) -> None:
+    cached = "models--owner--Name-8B/snapshots/0123abc"
+    places = ["cut.json", "my model/config.json", f"{cached}/config.json"]
+    for place in places:
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text("{}")
+    given = [str(tmp_path / place) for place in (*places, "my model", cached)]
+    lists = [f"grid.axes.model=[llama8b,'{given[1]}',{given[0]}]", f"grid.axes.model={given[0]}", f"model={given[2]}"]
+    words = [f"model={path}" for path in given] + lists
+    rows = [
+        synthetic.attempt(POINTS[0], n, model=name_of(Path(path)), engine=ex.ENGINE, command=shlex.join(["run", word]))
+        for n, (path, word) in enumerate(zip([*given, given[1], given[0], given[2]], words, strict=True))
+    ]
+    rows.append(rows[0] | {"attempt_id": "plain", "command": f"run model={given[1]}"})
+    opened(browser, written(results_of(frame_of(rows), tmp_path), tmp_path))
+    ids = browser.js("Array.from({length: 9}, (_, row) => Explorer.columns.get('attempt_id').value(row))")
+    asked = {row_id: browser.js("Explorer.rerun(arguments[0])", n)["words"] for n, row_id in enumerate(ids)}
+    assert len(asked) == len(rows)
+    for row, path in zip(rows, [*given, given[1], given[0], given[2], rows[0]["model"]], strict=True):
+        [model] = [word for word in asked[row["attempt_id"]] if word.startswith("model=")]
+        assert model.removeprefix("model=").strip("'") == path
 
 
 def test_the_log_of_the_failed_rank_is_there(browser: Browser, tmp_path: Path) -> None:

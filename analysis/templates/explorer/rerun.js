@@ -15,7 +15,7 @@ const Rerun = (() => {
     const fields = ["model", "cluster", ...ALWAYS, ...Object.keys(DEFAULTS)];
     const unknown = fields.filter((name) => read(name) === null);
     if (unknown.length) return { missing: `The row does not say its ${unknown.join(", ")}: no command can be given.` };
-    const words = ["python", "-m", "sweep", "run", ...confFolders(read("command")), "+grid=one_point", `model=${hydra(read("model"))}`, `cluster=${hydra(read("cluster"))}`];
+    const words = ["python", "-m", "sweep", "run", ...confFolders(read("command")), "+grid=one_point", `model=${hydra(configFile(read("command"), read("model")) ?? read("model"))}`, `cluster=${hydra(read("cluster"))}`];
     if (read("launcher") !== null) words.push(`launcher=${hydra(read("launcher"))}`);
     words.push(...kept(read("command"), read("launcher")));
     for (const name of ALWAYS) words.push(`grid.axes.${name}=${hydra(read(name))}`);
@@ -74,6 +74,25 @@ const Rerun = (() => {
   function confFolders(line) {
     const words = split(line);
     return words.flatMap((word, index) => (word.startsWith("--conf=") ? [word] : word === "--conf" && words[index + 1] ? [word, words[index + 1]] : []));
+  }
+
+  /**
+   * The config.json from which the row's command line read its model, if it read one: a name alone would not be found.
+   * @param {?string} line
+   * @param {string} model
+   */
+  function configFile(line, model) {
+    const values = split(line).flatMap((word) => /^(?:grid\.axes\.)?model=(.*)$/.exec(word)?.[1].replace(/^\[(.*)\]$/, "$1").split(",") ?? []);
+    return values.map((value) => value.trim().replace(/^(['"])(.*)\1$/, "$2")).find((path) => nameOfConfig(path) === model);
+  }
+
+  /** The name that the planner gives to the model in a file (workloads.spec.config_json.read.name_of); null for a plain name. */
+  function nameOfConfig(path) {
+    if (!path.includes("/") && !path.endsWith(".json")) return null;
+    const parts = path.replace(/\/+$/, "").split("/");
+    if (parts.at(-1) === "config.json") parts.pop();
+    const name = parts.at(-2) === "snapshots" ? parts.at(-3) : parts.at(-1);
+    return name?.replace(/\.json$/, "").split("--").at(-1) || "model";
   }
 
   /** The words of a POSIX shell's line, as `shlex.join` writes it. */
