@@ -120,8 +120,9 @@ class Target:
     name: str
     version: str
     """Version whose parser was used to check the names of options."""
-    has_modules: bool = False
-    """Whether its options name modules of multi-token prediction."""
+    kinds: tuple[str, ...] = ()
+    """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what it has beside layers that numbers
+    describe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ def engine_config(experiment: Experiment, engine: str, name: str | None = None) 
     """
     target, export = ENGINES[engine]
     name = name or experiment.id
-    refuse_to_export(experiment.model, target.name, has_modules=target.has_modules)
+    refuse_to_export(experiment.model, target.name, target.kinds)
     if violations := list(layout_violations(experiment)):
         raise UnsupportedByEngine(f"{name} cannot be exported: {violations[0].message}")
     draft, config = export(experiment, name)

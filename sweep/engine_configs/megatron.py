@@ -1,7 +1,7 @@
-"""An experiment as flags of Megatron-LM's ``pretrain_gpt.py``.
+"""An experiment as flags of Megatron-LM's ``pretrain_gpt.py``, or of its ``pretrain_hybrid.py`` for hybrids.
 
 Names and meanings are those of ``megatron.training.arguments`` and of Megatron-Core's configurations, both in the
-package ``megatron-core``. The script ``pretrain_gpt.py`` is in Megatron-LM's repository alone.
+package ``megatron-core``. Both scripts are in Megatron-LM's repository alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from sweep.engine_configs.draft import (
     Options,
     Target,
 )
+from sweep.engine_configs.megatron_hybrid import SCRIPT
+from sweep.engine_configs.megatron_kinds import KINDS, nearest_numbers, set_kinds
 from sweep.engine_configs.megatron_model import set_experts, set_model, set_modules
 from sweep.engine_configs.megatron_offload import offload_activations, offload_optimizer
 from sweep.engine_configs.texts import commented, flags
@@ -31,7 +33,7 @@ from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.model_layers import numbers_of
 from workloads.spec.recomputation import stage_words
 
-TARGET = Target(name="megatron", version="Megatron-Core 0.19.2", has_modules=True)
+TARGET = Target(name="megatron", version="Megatron-Core 0.19.2", kinds=KINDS)
 FILE = "megatron_flags.txt"
 
 DEGREES = {
@@ -153,7 +155,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         documents=DOCUMENTS,
     )
     _formats(draft)
-    model = numbers_of(e.model) or e.model
+    numbers = numbers_of(e.model)
+    model = numbers or nearest_numbers(e.model)
     set_model(draft, model)
     draft.set({option: getattr(e, field) for field, option in DEGREES.items()})
     draft.set({"max-position-embeddings": e.seq_len})
@@ -173,21 +176,26 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         draft.choose("sequence_parallel", SEQUENCE_PARALLEL)
     if e.cp > 1:
         draft.choose("cp_kind", CONTEXT)
+        if model.mla is not None and e.cp_kind != "ring":
+            draft.refuse("cp_kind", "Transformer Engine has only the ring for latent attention; ring would work")
     draft.choose("attention", ATTENTION)
     draft.choose("compile", COMPILE)
     if model.moe is not None:
         set_experts(draft, model.moe, model.num_layers)
     if e.model.mtp_modules:
         set_modules(draft)
+    if numbers is None:
+        set_kinds(draft)
     draft.set(TRAINING)
     draft.notes.append(f"data parallelism {e.dp} follows from {e.world_size} ranks")
     draft.notes.append("weight decay leaves out norms there, and the same seed gives other weights")
-    draft.notes.append("pretrain_gpt.py, and the Makefile that it starts with, are in Megatron-LM's repository alone")
+    script = SCRIPT if "hybrid-layer-pattern" in draft.options else "pretrain_gpt.py"
+    draft.notes.append(f"{script}, and the Makefile that it starts with, are in Megatron-LM's repository alone")
     apex = f"without Apex: {WITHOUT_APEX}" if e.zero_stage < 2 else "it does not need Apex"
     draft.notes.append("it needs Apex or Transformer Engine" if e.gradient_accumulation_fusion else apex)
-    draft.notes.append(_without_transformer_engine(e))
+    draft.notes.append(_without_transformer_engine(e, routed=model.moe is not None, plain=numbers is not None))
     head = [f"{name} for {TARGET.version}", *(f"warning: {text}" for text in draft.warnings)]
-    start = f"{e.world_size} ranks: {_environment(e)}torchrun ... pretrain_gpt.py $(grep -v '^#' {FILE})"
+    start = f"{e.world_size} ranks: {_environment(e)}torchrun ... {script} $(grep -v '^#' {FILE})"
     return draft, EngineConfig(
         target=TARGET,
         name=name,
@@ -208,9 +216,11 @@ def _environment(e: Experiment) -> str:
     return offload + ("CUDA_DEVICE_MAX_CONNECTIONS=1 " if e.tp > 1 or e.cp > 1 else "")
 
 
-def _without_transformer_engine(e: Experiment) -> str:
-    """The note on Megatron's own layers, which write every score of attention and have no fused experts."""
+def _without_transformer_engine(e: Experiment, *, routed: bool, plain: bool) -> str:
+    """The note on Megatron's own layers, which write every score of attention and have no fused experts. ``plain``:
+    numbers describe the layers."""
     needed = {
+        "model": not plain,
         "cp": e.cp > 1,
         "sequence_parallel": e.tp > 1 and e.sequence_parallel,
         "activation_offload": e.activation_offload != "none",
@@ -218,7 +228,7 @@ def _without_transformer_engine(e: Experiment) -> str:
     }
     if fields := [name for name, needs in needed.items() if needs]:
         return f"it needs Transformer Engine: {', '.join(fields)}"
-    gone = " and none of --moe-permute-fusion, --moe-router-fusion" if e.model.moe is not None else ""
+    gone = " and none of --moe-permute-fusion, --moe-router-fusion" if routed else ""
     return f"without Transformer Engine, slower: {LOCAL}{gone}"
 
 

@@ -4,7 +4,7 @@ planned, and refused by name where something would run."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from workloads.costs.shape.params import whole_model
@@ -13,7 +13,6 @@ from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
-from workloads.spec.model_layers import numbers_of
 from workloads.spec.model_spec import ModelSpec
 
 MULTI_TOKEN = "modules of multi-token prediction"
@@ -187,12 +186,14 @@ def refuse_lacking_kinds(models: Iterable[ModelSpec]) -> None:
         raise UnsupportedByEngine(*lines)
 
 
-def refuse_to_export(model: ModelSpec, engine: str, *, has_modules: bool) -> None:
-    """Raises `UnsupportedByEngine` for a model with what no configuration of ``engine`` has here. ``has_modules``:
-    whether it has modules of multi-token prediction, in models whose layers numbers describe."""
-    lacking = adapters_lack(model)
-    if has_modules and numbers_of(model) is not None:
-        lacking = tuple(name for name in lacking if name != MULTI_TOKEN)
+def refuse_to_export(model: ModelSpec, engine: str, kinds: tuple[str, ...]) -> None:
+    """Raises `UnsupportedByEngine` for a model with what no configuration of ``engine`` has here. ``kinds``: beginnings
+    of the names of what numbers cannot describe and the engine's configuration has."""
+    refuse_kinds(model, engine, [name for name in adapters_lack(model) if not name.startswith(kinds)])
+
+
+def refuse_kinds(model: ModelSpec, engine: str, lacking: Sequence[str]) -> None:
+    """Raises `UnsupportedByEngine` if there is something that no configuration of ``engine`` has."""
     if lacking:
         raise UnsupportedByEngine(
             f"model {model.name} cannot be exported to {engine} yet: no writer for {'; '.join(lacking)}"

@@ -116,7 +116,7 @@ def test_modules_of_multi_token_prediction_are_exported_or_refused_by_name() -> 
             engine_config(with_one, engine)
     kinds = kind_model("sinks")
     with pytest.raises(UnsupportedByEngine, match=r"no writer for sliding 5 attention; attention sinks; modules of"):
-        engine_config(Experiment.canonical(model=with_modules(kinds, 1), global_batch_size=8), "megatron")
+        engine_config(Experiment.canonical(model=with_modules(kinds, 1), global_batch_size=8), "torchtitan")
 
 
 def test_padded_rows_and_copied_heads_are_exported_or_refused_by_name() -> None:
