@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from workloads.costs.shape.held_model import copies_of_heads
 from workloads.rules.captured_steps import is_captured
+from workloads.rules.engine_kinds import adapters_lack
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_spec import ModelSpec
 from workloads.spec.pipeline_stages import written_stages
 from workloads.spec.updates.words import UPDATE_FIELDS
 
@@ -120,9 +122,8 @@ class Target:
     name: str
     version: str
     """Version whose parser was used to check the names of options."""
-    kinds: tuple[str, ...] = ()
-    """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what it has beside layers that numbers
-    describe."""
+    lacks: Callable[[ModelSpec], Sequence[str]] = adapters_lack
+    """What of a model's layers has no counterpart there, by name: all that numbers do not describe, if not said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

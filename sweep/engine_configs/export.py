@@ -13,7 +13,7 @@ from results.text.numbers import plural
 from results.text.printable import printable
 from sweep.engine_configs import deepspeed, megatron, nanotron, torchtitan, torchtitan03, transformers
 from sweep.engine_configs.draft import Draft, EngineConfig, Target
-from workloads.rules.engine_kinds import refuse_to_export
+from workloads.rules.engine_kinds import refuse_kinds
 from workloads.rules.layout_rules import layout_violations
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
@@ -35,7 +35,7 @@ def engine_config(experiment: Experiment, engine: str, name: str | None = None) 
     """
     target, export = ENGINES[engine]
     name = name or experiment.id
-    refuse_to_export(experiment.model, target.name, target.kinds)
+    refuse_kinds(experiment.model, target.name, target.lacks(experiment.model))
     if violations := list(layout_violations(experiment)):
         raise UnsupportedByEngine(f"{name} cannot be exported: {violations[0].message}")
     draft, config = export(experiment, name)

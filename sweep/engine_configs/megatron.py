@@ -23,7 +23,7 @@ from sweep.engine_configs.draft import (
     Target,
 )
 from sweep.engine_configs.megatron_hybrid import SCRIPT
-from sweep.engine_configs.megatron_kinds import KINDS, nearest_numbers, set_kinds
+from sweep.engine_configs.megatron_kinds import lacks, nearest_numbers, set_kinds
 from sweep.engine_configs.megatron_model import set_experts, set_model, set_modules
 from sweep.engine_configs.megatron_offload import offload_activations, offload_optimizer
 from sweep.engine_configs.texts import commented, flags
@@ -33,7 +33,7 @@ from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.model_layers import numbers_of
 from workloads.spec.recomputation import stage_words
 
-TARGET = Target(name="megatron", version="Megatron-Core 0.19.2", kinds=KINDS)
+TARGET = Target(name="megatron", version="Megatron-Core 0.19.2", lacks=lacks)
 FILE = "megatron_flags.txt"
 
 DEGREES = {

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from sweep.engine_configs.draft import Draft
 from sweep.engine_configs.megatron_hybrid import is_of_one_part, set_hybrid
 from workloads.costs.shape.params import whole_model
-from workloads.rules.engine_kinds import MULTI_TOKEN, refuse_kinds
+from workloads.rules.engine_kinds import MULTI_TOKEN, adapters_lack, refuse_kinds
 from workloads.spec.config_json.expressible import model_spec, not_expressible
 from workloads.spec.layer_kinds.attention import FULL, Attention, Rope
 from workloads.spec.layer_kinds.mlp import MLP, DenseMLP, RoutedMLP
@@ -46,6 +46,11 @@ KINDS = (
 """Beginnings of the names, in `workloads.spec.config_json.expressible`, of what Megatron-Core 0.19.2 has flags for."""
 _QUICK_GELU = 1.702
 """Slope of the gate of its ``--quick-geglu``."""
+
+
+def lacks(model: ModelSpec) -> list[str]:
+    """What of the model's layers Megatron has no flags for, by name."""
+    return [name for name in adapters_lack(model) if not name.startswith(KINDS)]
 
 
 def nearest_numbers(model: ModelSpec) -> ModelSpec:

@@ -7,17 +7,25 @@ Names and meanings are those of ``accelerate/commands/config/config_args.py``, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sweep.engine_configs.draft import MAX_GRAD_NORM, NOTHING, Choice, Draft, EngineConfig, Target
 from sweep.engine_configs.texts import json_text, yaml_text
 from sweep.engine_configs.transformers_script import script
-from workloads.rules.transformers_support import transformers_model
+from workloads.rules.engine_kinds import adapters_lack
+from workloads.rules.transformers_support import transformers_config
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
+from workloads.spec.model_spec import ModelSpec
 
-TARGET = Target(name="transformers", version="transformers 5.24.0 with accelerate 1.15.0")
+
+def _lacks(model: ModelSpec) -> Sequence[str]:
+    """What no family of transformers has, as far as numbers do not describe it; nothing if one has all of it."""
+    return () if transformers_config(model) is not None else adapters_lack(model)
+
+
+TARGET = Target(name="transformers", version="transformers 5.24.0 with accelerate 1.15.0", lacks=_lacks)
 FILE, DEEPSPEED_FILE, MODEL_FILE, SCRIPT = "accelerate.yaml", "accelerate_deepspeed.yaml", "config.json", "train.py"
 _WITHOUT: Mapping[str, tuple[str, ...]] = {
     "tp": ("sequence_parallel", "etp"),
@@ -70,6 +78,10 @@ _ONE_VALUE = {"gate": "softmax", "num_shared_experts": 0, "weight_scale": 1.0}
 """Fields of a mixture that both of its families, Mixtral and Qwen3-MoE, have in one value only."""
 
 
+_WITHOUT_SDPA = ("gpt_oss",)
+"""Families whose class refuses torch's fused attention: its softmax has no sinks."""
+
+
 def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     """Returns the draft, including refusals, and the configuration with its files."""
     e, draft = experiment, Draft(experiment)
@@ -82,7 +94,7 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     draft.choose("compile", COMPILE)
     draft.choose("attention", ATTENTION)
     _experts(draft)
-    if e.model.mla is not None:
+    if e.model.mla is not None and e.model.layers is None:
         draft.refuse("model.mla", "its configuration is not written: use deepseek_v3 of transformers")
     files = {FILE: yaml_text(draft.options)}
     if e.zero_stage > 0 and not (e.dp_replicate > 1 and e.dp_shard > 1):
@@ -96,7 +108,8 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         f"more nodes: --num_machines N --machine_rank R --main_process_ip FIRST, {e.world_size} processes in all",
         "the data are random tokens",
     ]
-    files |= {MODEL_FILE: json_text(model_config(e)), SCRIPT: script(e)}
+    config = model_config(e)
+    files |= {MODEL_FILE: json_text(config), SCRIPT: script(e, fused=config["model_type"] not in _WITHOUT_SDPA)}
     return draft, EngineConfig(
         target=TARGET,
         name=name,
@@ -109,27 +122,16 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
 
 def model_config(e: Experiment) -> dict[str, Any]:
     """Transformers' configuration of the model."""
-    m, (family, settings) = e.model, transformers_model(e.model)
-    if m.moe is not None and m.moe.balance == "aux_loss":
-        settings |= {"output_router_logits": True, "router_aux_loss_coef": m.moe.balance_coefficient}
-    types = {"Llama": "llama", "Qwen3": "qwen3", "Mixtral": "mixtral", "Qwen3Moe": "qwen3_moe"}
+    fields, moe = transformers_config(e.model), e.model.moe
+    assert fields is not None, "refused before"
+    if moe is not None and moe.balance == "aux_loss":
+        fields |= {"output_router_logits": True, "router_aux_loss_coef": moe.balance_coefficient}
     return {
-        "architectures": [f"{family}ForCausalLM"],
-        "model_type": types[family],
-        "vocab_size": m.vocab_size,
-        "hidden_size": m.hidden_size,
-        "num_hidden_layers": m.num_layers,
-        "num_attention_heads": m.num_heads,
-        "num_key_value_heads": m.num_kv_heads,
-        "head_dim": m.head_dim,
+        **fields,
         "max_position_embeddings": e.seq_len,
-        "rms_norm_eps": m.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": m.rope_theta},
-        "tie_word_embeddings": m.tie_embeddings,
         "use_cache": False,
         "bos_token_id": None,
         "eos_token_id": None,
-        **settings,
     }
 
 
@@ -184,6 +186,12 @@ def _experts(draft: Draft) -> None:
     draft.choose("routing", ROUTING)
     if e.capacity_factor is not None:
         draft.refuse("capacity_factor", "it drops no tokens")
+    if e.model.layers is not None:
+        if moe.balance == "bias":
+            draft.notes.append("model.moe.balance: no code there moves the biases of the choice of experts")
+        elif moe.balance == "aux_loss":
+            draft.notes.append("model.moe.balance: its loss is one of all tokens, not of each sequence")
+        return
     if moe.balance == "aux_loss":
         draft.notes.append("model.moe.balance: its loss is one of all tokens, not of each sequence")
     elif moe.balance != "none":

@@ -46,7 +46,9 @@ def main():
     torch.manual_seed(SEED)
     config = AutoConfig.from_pretrained(Path(__file__).parent)
     with device:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=$attention, dtype=torch.float32)
+    # Families with a vision part name its layers, too, which FSDP would miss here.
+    model._no_split_modules = set(model._no_split_modules) & {type(module).__name__ for module in model.modules()}
     if $checkpointing or $recompute and state.deepspeed_plugin is not None:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     optimizer = torch.optim.AdamW(
@@ -74,9 +76,10 @@ if __name__ == "__main__":
 ''')
 
 
-def script(e: Experiment) -> str:
-    """The script for an experiment."""
+def script(e: Experiment, *, fused: bool) -> str:
+    """The script for an experiment. ``fused``: whether the model's class takes torch's fused attention."""
     return _SCRIPT.substitute(
+        attention='"sdpa"' if fused else '"flex_attention" if device.type == "cuda" else "eager"',
         steps=STEPS,
         micro_batch_size=e.micro_batch_size,
         accumulation=e.num_microbatches,

@@ -186,12 +186,6 @@ def refuse_lacking_kinds(models: Iterable[ModelSpec]) -> None:
         raise UnsupportedByEngine(*lines)
 
 
-def refuse_to_export(model: ModelSpec, engine: str, kinds: tuple[str, ...]) -> None:
-    """Raises `UnsupportedByEngine` for a model with what no configuration of ``engine`` has here. ``kinds``: beginnings
-    of the names of what numbers cannot describe and the engine's configuration has."""
-    refuse_kinds(model, engine, [name for name in adapters_lack(model) if not name.startswith(kinds)])
-
-
 def refuse_kinds(model: ModelSpec, engine: str, lacking: Sequence[str]) -> None:
     """Raises `UnsupportedByEngine` if there is something that no configuration of ``engine`` has."""
     if lacking:

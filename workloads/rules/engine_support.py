@@ -14,7 +14,7 @@ from workloads.rules.engine_kinds import adapters_lack
 from workloads.rules.megatron_support import MEGATRON
 from workloads.rules.refusal import Refusal
 from workloads.rules.torchtitan_support import NEWER_REFUSALS, TORCHTITAN
-from workloads.rules.transformers_support import TRANSFORMERS
+from workloads.rules.transformers_support import TRANSFORMERS, transformers_config
 from workloads.spec.engine_versions import ENGINE
 from workloads.spec.experiment import Experiment
 from workloads.spec.pipeline_stages import written_stages
@@ -78,7 +78,8 @@ def refused(experiment: Experiment, backend: str = "cuda") -> list[str]:
     name = f"{experiment.engine} {experiment.engine_version}"
     if experiment.engine not in REFUSALS:
         return [f"engine={experiment.engine} is not one of {', '.join(REFUSALS)}"]
-    if lacking := adapters_lack(experiment.model):
+    lacking = adapters_lack(experiment.model)
+    if lacking and not (experiment.engine == "transformers" and transformers_config(experiment.model)):
         return [f"{name} cannot run model={experiment.model.name}: no reader here for {'; '.join(lacking)}"]
     entries = REFUSALS[experiment.engine]
     if experiment.engine == "torchtitan":

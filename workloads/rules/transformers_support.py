@@ -6,48 +6,72 @@ from collections.abc import Callable
 from typing import Any
 
 from workloads.rules.refusal import Refusal
+from workloads.spec.config_json.write import config_of
 from workloads.spec.engine_versions import ENGINES
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
 
 
-def transformers_model(model: ModelSpec) -> tuple[str, dict[str, Any]]:
-    """The family of transformers that computes what a model of this shape does, and those settings of its configuration
-    that other families do not have. Norms of queries and keys: Qwen3."""
+def transformers_config(model: ModelSpec) -> dict[str, Any] | None:
+    """The fields of a config.json, ``model_type`` included, of the family of transformers that computes what a model
+    does; None if there is none. Norms of queries and keys: Qwen3."""
+    if model.layers is not None:
+        return config_of(model)
+    ends = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_key_value_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "rms_norm_eps": model.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
+        "tie_word_embeddings": model.tie_embeddings,
+    }
     moe = model.moe
     if moe is None:
-        return ("Qwen3" if model.qk_norm else "Llama"), {"intermediate_size": model.ffn_hidden_size}
-    experts = {"num_experts_per_tok": moe.experts_per_token, "output_router_logits": False}
+        kind = "qwen3" if model.qk_norm else "llama"
+        return {"model_type": kind, **ends, "intermediate_size": model.ffn_hidden_size}
+    experts = {"num_experts_per_tok": moe.experts_per_token, "output_router_logits": False, "sliding_window": None}
     if not model.qk_norm:
-        return "Mixtral", {
-            **experts,
-            "intermediate_size": moe.expert_hidden_size,
-            "num_local_experts": moe.num_experts,
-            "sliding_window": None,
-        }
-    return "Qwen3Moe", {
+        width = {"intermediate_size": moe.expert_hidden_size, "num_local_experts": moe.num_experts}
+        return {"model_type": "mixtral", **ends, **experts, **width}
+    return {
+        "model_type": "qwen3_moe",
+        **ends,
         **experts,
         "intermediate_size": model.ffn_hidden_size,
         "moe_intermediate_size": moe.expert_hidden_size,
         "num_experts": moe.num_experts,
         "norm_topk_prob": moe.normalize_weights,
         "mlp_only_layers": list(range(moe.num_dense_layers)),
-        "sliding_window": None,
     }
 
 
 def _other_experts(e: Experiment) -> bool:
-    """Whether the experts differ from those of Qwen3-MoE: softmax over all, no shared ones, no balance, no factor."""
+    """Whether experts that numbers describe differ from those of Qwen3-MoE: softmax over all, no shared ones, no
+    factor."""
     moe = e.model.moe
-    return moe is not None and (
-        moe.gate != "softmax" or moe.balance != "none" or moe.num_shared_experts > 0 or moe.weight_scale != 1.0
+    return (
+        e.model.layers is None
+        and moe is not None
+        and (moe.gate != "softmax" or moe.num_shared_experts > 0 or moe.weight_scale != 1.0)
     )
+
+
+def _balanced(e: Experiment) -> bool:
+    return e.model.moe is not None and e.model.moe.balance != "none"
 
 
 def _other_mixtral(e: Experiment) -> bool:
     """Whether a model without norms of queries and keys differs from Mixtral, the only family that it could have."""
     moe = e.model.moe
-    return moe is not None and not e.model.qk_norm and (moe.num_dense_layers > 0 or not moe.normalize_weights)
+    return (
+        e.model.layers is None
+        and moe is not None
+        and not e.model.qk_norm
+        and (moe.num_dense_layers > 0 or not moe.normalize_weights)
+    )
 
 
 def _divides(axis: str) -> Callable[[Experiment], bool]:
@@ -61,7 +85,12 @@ TRANSFORMERS = (
     Refusal(
         "model",
         _other_experts,
-        "its experts have softmax gates and neither shared experts, a balance nor a factor of their weights",
+        "its experts have softmax gates and neither shared experts nor a factor of their weights",
+    ),
+    Refusal(
+        "model",
+        _balanced,
+        "it balances experts by another loss, or not at all; a model whose experts are not balanced would work",
     ),
     Refusal("model", _other_mixtral, "without qk_norm it would be Mixtral: experts in every layer, normalized weights"),
     Refusal(

@@ -24,9 +24,10 @@ def read(folder: Path) -> dict[str, Any]:
     config = AutoConfig.from_pretrained(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+    config.allow_global_per_layer_attribute_access = True  # of Gemma 4, whose layers differ
     found = {file.name: launched(folder, file.name) for file in sorted(folder.glob("*.yaml"))}
     return found | {
-        "model": {key: getattr(config, key) for key in json.loads((folder / "config.json").read_text())},
+        "model": {key: getattr(config, key, None) for key in json.loads((folder / "config.json").read_text())},
         "class": type(model).__name__,
         "parameters": sum(p.numel() for p in model.parameters()),
     }

@@ -13,12 +13,16 @@ import pytest
 import torch
 
 from tests.sampling import sampled
+from tests.workloads.engine.test_published_modules import COMMON, CONFIGS
 from tests.workloads.test_worker import MODEL
 from workloads.adapters.seam import engine_of
 from workloads.contract.protocol import MeasureSpec
 from workloads.measuring.processes import on_ranks
 from workloads.rules.engine_support import refused
+from workloads.spec.config_json.expressible import model_spec
+from workloads.spec.config_json.read import layers_from_config
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.mlp import RoutedMLP
 from workloads.spec.model_spec import MoESpec
 
 MISSING = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
@@ -46,12 +50,29 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "compiled, zero 2, full recomputation": {"compile": "block", "dp": 2, "zero_stage": 2, "recompute": "full"},
     "compiled, zero 3": {"compile": "block", "dp": 2, "zero_stage": 3},
 }
+BALANCED_BY_BIAS = ("nemotron_h", "minimax_m2", "glm4_moe")
+KINDS = [kind for kind in CONFIGS if kind not in BALANCED_BY_BIAS]
+"""Families that lists of layers describe."""
 SHAPE = ("tie_embeddings", "qk_norm", "moe", "head_dim", "vocab_size")
 Told = list[tuple[float, float | None]]
 
 
 def of(engine: str = "transformers", **fields: Any) -> Experiment:
     model = dataclasses.replace(MODEL, **{name: fields.pop(name) for name in SHAPE if name in fields})
+    asked = {"model": model, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "routing": "learned"}
+    return Experiment.canonical(**{**asked, "engine": engine, **fields})
+
+
+def of_kind(kind: str, engine: str = "transformers", **fields: Any) -> Experiment:
+    """A small model of a family, whose experts are not balanced."""
+    read = layers_from_config(kind, {**COMMON, **CONFIGS[kind], "model_type": kind})
+    plain = [
+        dataclasses.replace(layer, mlp=dataclasses.replace(layer.mlp, balance_loss=0.0))
+        if isinstance(layer.mlp, RoutedMLP)
+        else layer
+        for layer in read.layers
+    ]
+    model = model_spec(dataclasses.replace(read, layers=tuple(plain)))
     asked = {"model": model, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "routing": "learned"}
     return Experiment.canonical(**{**asked, "engine": engine, **fields})
 
@@ -98,6 +119,25 @@ def test_losses_and_norms_equal_ours(ours: Callable[..., Told], layout: str) -> 
         assert [norm for _, norm in theirs] == pytest.approx([norm for _, norm in expected], rel=1e-6)
 
 
+@pytest.mark.slow(seconds=12)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", sampled(KINDS, 2, seconds=12))
+def test_losses_and_norms_of_kinds_of_layers_equal_ours(kind: str) -> None:
+    # Weight decay draws their norms towards 1 and ours towards 0, where theirs are 1 + weight.
+    near = 2e-5 if kind.startswith(("gemma3", "qwen3_5")) else 2e-6
+    (expected,) = run(of_kind(kind, "ultrasweep"))
+    for layout in ({}, {"dp": 2, "zero_stage": 3, "recompute": "full"}):
+        for theirs in run(of_kind(kind, **layout)):
+            for found, ours in zip(theirs, expected, strict=True):
+                assert found == pytest.approx(ours, rel=near)
+
+
+@pytest.mark.parametrize("kind", BALANCED_BY_BIAS)
+def test_biases_that_nobody_moves_are_refused(kind: str) -> None:
+    (reason,) = refused(of_kind(kind), "cpu")
+    assert "balances experts by another loss, or not at all" in reason
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.exhaustive(seconds=14)
@@ -109,19 +149,21 @@ def test_in_16_bits_losses_are_as_near_as_rounding_lets_them_be(ours: Callable[.
 
 def check_every_value_arrives(rank: int) -> None:
     """Every weight of ours is in exactly one parameter, or in one of the two halves of experts that are fused."""
-    from workloads.adapters.transformers_models import model_of, value_of
+    from workloads.adapters.published_weights import value_of
+    from workloads.adapters.transformers_models import model_of
     from workloads.costs.shape.params import num_params
 
-    for layout in LAYOUTS.values():
-        e, asked = of(**{name: layout[name] for name in SHAPE if name in layout}), []
-        model = model_of(e, torch.device("cpu"))
+    shapes = [of(**{name: layout[name] for name in SHAPE if name in layout}) for layout in LAYOUTS.values()]
+    for e in [*shapes, *map(of_kind, KINDS)]:
+        asked: list[str] = []
+        model: Any = model_of(e, torch.device("cpu"))
         for name, parameter in model.named_parameters():
 
             def zeros(weight: Any, asked: list[str] = asked) -> torch.Tensor:
                 asked.append(weight.name)
                 return torch.zeros(weight.shape)
 
-            assert value_of(e.model, name, zeros).shape == parameter.shape
+            assert value_of(model.config.model_type, e.model, name, zeros).shape == parameter.shape
             assert parameter.dtype == torch.float32 and parameter.std() < 1
         assert len(asked) == len(set(asked))
         assert sum(p.numel() for p in model.parameters()) == num_params(e.model)

@@ -1,4 +1,4 @@
-"""The engine computes the losses and gradients of transformers' own classes of Gemma 2, 3 and 4, in float64."""
+"""The engine computes the losses and gradients of transformers' own classes of today's families, in float64."""
 
 from __future__ import annotations
 
@@ -14,32 +14,65 @@ from torch.nn import functional
 
 from tests.pool import Pool
 from tests.workloads.engine.parity import train_rank, whole
+from workloads.adapters.published_weights import value_of
 from workloads.engine.training.data import step_batches
 from workloads.spec.config_json.expressible import model_spec
 from workloads.spec.config_json.read import layers_from_config
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import routed_layers
+from workloads.spec.weights import Weight
 
 STEPS, LENGTH = 2, 16
 COMMON: dict[str, Any] = {
     "vocab_size": 96,
     "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,  # a vector without a gradient
+}
+_EPSILON = {"rms_norm_eps": 1e-6}
+_GEMMA: dict[str, Any] = {
+    **_EPSILON,
+    "num_hidden_layers": 3,
+    "intermediate_size": 40,
     "hidden_activation": "gelu_pytorch_tanh",
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "sliding_window": 5,
-    "max_position_embeddings": 64,
     "tie_word_embeddings": True,
-    "rms_norm_eps": 1e-6,
-    "pad_token_id": None,  # a vector without a gradient
 }
-_GEMMA4 = {"final_logit_softcapping": 0.4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
+_HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+_WHOLE = {"rope_type": "default", "rope_theta": 500_000.0}
+_DELTA: dict[str, Any] = {
+    **_EPSILON,
+    "num_hidden_layers": 3,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": _HALF,
+}
+_OLMO: dict[str, Any] = {
+    **_EPSILON,
+    "num_hidden_layers": 2,
+    "intermediate_size": 40,
+    "rope_parameters": _WHOLE,
+    "eos_token_id": None,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
-    "gemma2": {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 0.4, "query_pre_attn_scalar": 6},
+    "gemma2": {
+        **_GEMMA,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 0.4,
+        "query_pre_attn_scalar": 6,
+    },
     "gemma3_text": {
+        **_GEMMA,
         "query_pre_attn_scalar": 6,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 1_000_000.0},
@@ -47,7 +80,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "gemma4_text": {
-        **_GEMMA4,
+        **_GEMMA,
+        "final_logit_softcapping": 0.4,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
         "attention_k_eq_v": True,
         "enable_moe_block": True,
         "global_head_dim": 16,
@@ -60,29 +96,92 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
         },
     },
+    "gpt_oss": {
+        **_EPSILON,
+        **_EXPERTS,
+        "num_hidden_layers": 2,
+        "num_local_experts": 8,
+        "intermediate_size": 24,
+        "sliding_window": 5,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "attention_bias": True,
+        "swiglu_limit": 0.2,  # which many numbers pass
+        "rope_parameters": {"rope_type": "default", "rope_theta": 150_000.0},
+    },
+    "qwen3_5_moe_text": {
+        **_DELTA,
+        **_EXPERTS,
+        "num_experts": 8,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+    },
+    "qwen3_5_text": {**_DELTA, "intermediate_size": 40},
+    "nemotron_h": {
+        **_EXPERTS,
+        "hybrid_override_pattern": "ME*-",
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 6,
+        "conv_kernel": 4,
+        "chunk_size": 4,
+        "intermediate_size": 40,
+        "mlp_hidden_act": "relu2",
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 1,
+        "moe_shared_expert_intermediate_size": 20,
+        "routed_scaling_factor": 2.5,
+        "layer_norm_epsilon": 1e-6,
+    },
+    "llama4_text": {
+        **_EPSILON,
+        "num_hidden_layers": 4,
+        "num_experts_per_tok": 1,
+        "num_local_experts": 8,
+        "intermediate_size": 24,
+        "intermediate_size_mlp": 40,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 5,
+        "attn_temperature_tuning": False,
+        "no_rope_layers": [1, 1, 1, 0],
+        "rope_parameters": _WHOLE,
+    },
+    "olmo2": _OLMO,
+    "olmo3": {**_OLMO, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},
+    "minimax_m2": {
+        **_EPSILON,
+        **_EXPERTS,
+        "num_hidden_layers": 2,
+        "num_local_experts": 8,
+        "intermediate_size": 24,
+        "rotary_dim": 4,
+        "rope_parameters": _HALF,
+    },
+    "smollm3": {
+        **_EPSILON,
+        "num_hidden_layers": 4,
+        "intermediate_size": 40,
+        "no_rope_layers": [1, 1, 1, 0],
+        "rope_parameters": _WHOLE,
+    },
+    "glm4_moe": {
+        **_EPSILON,
+        **_EXPERTS,
+        "num_hidden_layers": 3,
+        "intermediate_size": 40,
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.5,
+        "rope_parameters": _HALF,
+    },
 }
-CLASSES = {"gemma2": "Gemma2", "gemma3_text": "Gemma3", "gemma4_text": "Gemma4"}
-NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "attention_norm": "input_layernorm.weight",
-    "attention_out_norm": "post_attention_layernorm.weight",
-    "ffn_norm": "pre_feedforward_layernorm.weight",
-    "ffn_out_norm": "post_feedforward_layernorm.weight",
-    "shared_out_norm": "post_feedforward_layernorm_1.weight",
-    "experts_out_norm": "post_feedforward_layernorm_2.weight",
-    "experts_norm": "pre_feedforward_layernorm_2.weight",
-    **{f"attention.{one}": f"self_attn.{one}_proj.weight" for one in "qkvo"},
-    **{f"attention.{one}_norm": f"self_attn.{one}_norm.weight" for one in "qk"},
-    **{f"{part}.{one}": f"mlp.{one}_proj.weight" for part in ("ffn", "shared") for one in ("gate", "up", "down")},
-    "experts.router": "router.proj.weight",
-    "experts.router_norm": "router.scale",
-    "experts.router_scales": "router.per_expert_scale",
-    "experts.gate": "experts.gate_up_proj",
-    "experts.up": "experts.gate_up_proj",
-    "experts.down": "experts.down_proj",
-}
-"""Names of weights in transformers, without the layer, by those of the engine."""
 
 
 @contextmanager
@@ -101,25 +200,11 @@ def everything_in_float64() -> Iterator[None]:
 
 
 def published_module(kind: str, config: dict[str, Any]) -> Any:
-    module = importlib.import_module(
-        f"transformers.models.{kind.removesuffix('_text')}.modeling_{kind.removesuffix('_text')}"
-    )
-    configuration = importlib.import_module("transformers").CONFIG_MAPPING[kind](
+    transformers = importlib.import_module("transformers")
+    configuration = transformers.CONFIG_MAPPING[kind](
         **config, attn_implementation="eager", experts_implementation="eager"
     )
-    return getattr(module, f"{CLASSES[kind]}ForCausalLM")(configuration)
-
-
-def of_theirs(name: str, named: dict[str, Tensor]) -> Tensor:
-    """A weight, or its gradient, of the engine's name."""
-    layer, own = "", name
-    if name.startswith("layers."):
-        _, number, own = name.split(".", 2)
-        layer = f"model.layers.{number}."
-    found = named[layer + NAMES[own]]
-    if own in ("experts.gate", "experts.up"):
-        return found.chunk(2, 1)[own == "experts.up"]
-    return found
+    return transformers.AutoModelForCausalLM.from_config(configuration)
 
 
 @pytest.mark.slow
@@ -134,29 +219,33 @@ def test_losses_and_gradients_are_those_of_the_published_class(gloo_pool: Pool, 
         micro_batch_size=4,
         seq_len=LENGTH,
         precision="fp64",
-        routing="learned" if model.moe is not None else "balanced",
+        routing="learned" if any(routed_layers(model)) else "balanced",
     )
     (trace,) = gloo_pool.run(train_rank, 1, case, STEPS, "cpu", 1.0, 0.3)
-    weights = whole(case, [trace.initial])
+    ours = whole(case, [trace.initial])
     with everything_in_float64():
         theirs = published_module(kind, config)
-        parameters = dict(theirs.named_parameters())
-        for step in range(STEPS):
+        # The bias that balances experts is moved after a step, and theirs by the user's code.
+        for step in range(1 if any("correction_bias" in name for name, _ in theirs.named_buffers()) else STEPS):
             with torch.no_grad():
-                for name, weight in weights.items():
-                    shifted = kind != "gemma4_text" and name.endswith("norm")  # a weight's norm is 1 + weight
-                    of_theirs(name, parameters).copy_(weight - 1 if shifted else weight)
+                for name, parameter in theirs.named_parameters():
+                    parameter.copy_(value_of(kind, model, name, lambda weight, ours=ours: ours[weight.name]))
             ((tokens, targets),) = step_batches(case, step, 0, torch.device("cpu"))
             logits = theirs(input_ids=tokens.view(-1, LENGTH), use_cache=False).logits
             loss = functional.cross_entropy(logits.view(-1, model.vocab_size), targets)
             theirs.zero_grad()
             loss.backward()
-            gradients = {name: one.grad for name, one in parameters.items()}
-            found = whole(case, [trace.steps[step].gradients])
-            assert found.keys() == weights.keys()
+            found, seen = whole(case, [trace.steps[step].gradients]), set[str]()
             torch.testing.assert_close(trace.losses[step], loss.item(), rtol=1e-12, atol=0)
-            for name, gradient in found.items():
-                expected = of_theirs(name, gradients)
+            for name, parameter in theirs.named_parameters():
+
+                def gradient_of(weight: Weight, found: Any = found, seen: set[str] = seen) -> Tensor:
+                    seen.add(weight.name)
+                    return found[weight.name]
+
+                expected = parameter.grad
+                gradient = value_of(kind, model, name, gradient_of, gradients=True)
                 error = ((gradient - expected).abs().max() / expected.abs().max()).item()
                 assert error < 1e-12, f"step {step}, {name}: {error:.1e}"
-            weights = whole(case, [trace.steps[step].weights])
+            assert seen == found.keys()
+            ours = whole(case, [trace.steps[step].weights])
