@@ -339,7 +339,8 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     other micro-batches.
 
     FSDP holds a unit's last gradient. All gradients exist while the flat copy is created, before the new shard. In a
-    split backward they have r bytes per element.
+    split backward they have r bytes per element. A shard of another format than the master weights' exists beside its
+    cast.
     """
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     size, flat = part.experts, 0 if x.adds and turn.reduces else x.r * part.experts
@@ -361,4 +362,5 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
         return [after]  # accumulated gradients are freed before the new shard exists
     each = x.r if turn.second_half or turn.own_deferred else x.c
     first: Live = {"reducing": each * size - reduced, "new_shard": 0, "flat": flat, "of_experts": reduced}
-    return [first, after | {"reducing": each * of_layer.experts_down}]
+    cast = 0 if x.adds else x.cast * size // x.expert_shards
+    return [first, after | {"reducing": each * of_layer.experts_down, "new_shard": new + cast}]
