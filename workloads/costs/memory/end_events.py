@@ -15,12 +15,17 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
     With S > 1 a unit is gathered into a flat buffer of c bytes per element that lives until the next unit is gathered.
     The head is the last unit of a forward; with a tied weight the last unit is a block. In an interleaved schedule the
     previous micro-batch may have had only its input-gradient pass, in which the head was reduced last. With one chunk
-    no weight-gradient pass has run by then.
+    no weight-gradient pass has run by then. Under GPipe the head stays gathered from the first forward on; its backward
+    begins when the last layer's offloaded tensors come back and, with ZeRO 3, the last block is gathered ahead.
     """
     gathering = 0
     if x.shards > 1 and (x.zero3 or not turn.prior):
         gathering = max(x.b * x.block, x.b_experts * part.experts) if part.tied else x.c * part.head
+    if x.head_in_backward and (x.zero3 or x.num_microbatches > 1):
+        gathering = x.b * x.block if x.zero3 and x.shards > 1 and part.num_layers else 0
     forward: Live = {"loss": x.head.working, "gathering": gathering}
+    if x.head_in_backward:
+        forward["fetched"] = sum(part.offloaded[:1])
     if x.adds and not turn.prior:
         forward["gradients"] = x.w * (part.head + part.tied)  # the sum that the product adds to
     if x.zero3:
@@ -34,7 +39,7 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
             early = {"gradients": x.g * part.head // x.shards, "flat": of_head}
             steps.append(("head, forward before the first weight gradients", forward | early))
             forward |= {"gradients": turn.prior, "flat": turn.pending(x, part)}
-    if gathering and part.head and part.num_layers:
+    if gathering and part.head and part.num_layers and not (x.head_in_backward and x.num_microbatches > 1):
         # The buffer of the last block is freed when the head's has been copied from; the layers' output exists.
         beside = max(x.b * x.block, x.b_experts * part.experts)
         steps.insert(0, ("head, gathering", {"loss": x.stream, "gathering": gathering + beside}))

@@ -109,6 +109,8 @@ class Shared(NamedTuple):
     """Whether layers that are recomputed and layers that are not take turns."""
     last_stays: bool
     """Whether the last layer before the head offloads nothing (`last_layer_stays`)."""
+    head_in_backward: bool
+    """Whether the head's gradients are made in its backward, after the forwards of all micro-batches (GPipe)."""
     modules: bool
     """Whether modules of multi-token prediction are among the layers that need most."""
 
@@ -160,6 +162,7 @@ class Shared(NamedTuple):
             interleaved=e.pp_schedule in INTERLEAVED,
             between=e.recompute_every > 1,
             last_stays=last_layer_stays(e.pp_schedule),
+            head_in_backward=e.pp_schedule == "gpipe",
             modules=modules,
         )
 
