@@ -257,7 +257,8 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int = 0
         "left": turn.own_deferred - deferred if turn.first_half else 0,  # for the others' weight-gradient passes
         "weights": _gathered_first(x, part, turn, number, block, experts, before),
         "gradients": _gradients(x, turn, done, of_others),
-        "received": x.stream if place and not part.has_head else 0,
+        # An input-gradient pass has it among what is left.
+        "received": x.stream if place and not part.has_head and not turn.first_half else 0,
         "working": working + (size.first_half if turn.first_half else 0),
         "flat": x.after(size.block) if turn.reduces and not turn.first_half and earlier else turn.pending(x, part),
     }
