@@ -29,11 +29,8 @@ EXCEPTIONS = {
     # 1.6 % more: layers that recompute beside all-gather attention kept more when they were handed to the compiler
     # (docs/tools/rows_of_other_hosts/h200x2_compiled_recomputed).
     "llama8b-dp2z2-cp2-mbs2-gbs8-s4096-rcselective.every2-compiled-cbf8b5ae",
-    # 2.6 % more: experts under ZeRO 3 with all activations on the host, as rehearsals say
-    # and the closed form does not (results/recorded/h200x2_streamed/NOTE.md).
-    "qwen330ba3b8layers-dp2z3-mbs1-gbs2-s4096-rcselective-offall-masterbf16-4ffb59a6",
 }
-"""Of older engines, but for the last."""
+"""Of older engines."""
 
 
 @pytest.fixture(scope="module")

@@ -119,6 +119,13 @@ def test_categories_by_hand(gloo_pool: Pool) -> None:
     assert memory.activations_bytes < 1.5 * (saved + logits) + 4 * 2 * 256 * 64
 
 
+def test_tracker_leaves_out_what_has_no_memory() -> None:
+    """As tensors of collectives that a rehearsal only counts."""
+    with StorageTracker() as tracker:
+        torch.empty(1000, device="meta").expand(2, 1000).clone()
+    assert tracker.peak == 0
+
+
 def test_tracker_counts_a_storage_once_over_its_life() -> None:
     with StorageTracker() as tracker:
         a = torch.empty(1000, dtype=torch.float32)

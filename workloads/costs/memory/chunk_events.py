@@ -47,7 +47,7 @@ class Chunk(NamedTuple):
         second = _in_second_half(e, x) if x.splits else x
         part = later = Part.of(e, x, held)
         if x.splits:
-            later = Part.of(e, second, held)._replace(saved=part.deferred, packed=0)
+            later = Part.of(e, second, held)._replace(saved=part.deferred, output=0, packed=0)
         return cls(e, x, second, part, later, [_others_hold(e, x, part, at) for at in ChunkState], {})
 
 
@@ -104,6 +104,7 @@ def _backward(chunk: Chunk, kind: Kind, last: bool, forward_follows: bool, prior
         last=last,
         forward_follows=forward_follows,
         reduces=last or not x.unsharded,
+        earlier=x.num_microbatches > 1,
         own_deferred=chunk.part.deferred if x.splits and kind in ("F", "I") else 0,
         first_half=kind == "I",
         second_half=kind == "W",
@@ -125,7 +126,7 @@ def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple
     besides activations while another chunk runs."""
     # The last unit of a split backward is a block. Interleaved ranks with the head run others between the passes.
     of_end = {"interleaved_zero_bubble": chunk.has_head, "zero_bubble_v": False}.get(e.pp_schedule, chunk.has_embedding)
-    flat = 0 if x.unsharded else x.r * (x.vocabulary if of_end else x.block)
+    flat = 0 if x.unsharded else x.r * (x.vocabulary if of_end else chunk.first_block)
     gathered = chunk.whole if not x.zero3 and ChunkState.GATHERED <= at < ChunkState.DONE else 0
     gradients = 0
     if at == ChunkState.DONE:

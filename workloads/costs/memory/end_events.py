@@ -15,12 +15,17 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
     With S > 1 a unit is gathered into a flat buffer of c bytes per element that lives until the next unit is gathered.
     The head is the last unit of a forward; with a tied weight the last unit is a block. In an interleaved schedule the
     previous micro-batch may have had only its input-gradient pass, in which the head was reduced last. With one chunk
-    no weight-gradient pass has run by then.
+    no weight-gradient pass has run by then. Under GPipe the head stays gathered from the first forward on; its backward
+    begins when the last layer's offloaded tensors come back and, with ZeRO 3, the last block is gathered ahead.
     """
     gathering = 0
     if x.shards > 1 and (x.zero3 or not turn.prior):
-        gathering = max(x.b * x.block, x.b_experts * part.experts) if part.tied else x.c * part.head
+        gathering = max(x.b * part.last_block, x.b_experts * part.experts) if part.tied else x.c * part.head
+    if x.head_in_backward and (x.zero3 or x.num_microbatches > 1):
+        gathering = x.b * part.last_block if x.zero3 and x.shards > 1 and part.num_layers else 0
     forward: Live = {"loss": x.head.working, "gathering": gathering}
+    if x.head_in_backward:
+        forward["fetched"] = sum(part.offloaded[:1])
     if x.adds and not turn.prior:
         forward["gradients"] = x.w * (part.head + part.tied)  # the sum that the product adds to
     if x.zero3:
@@ -34,13 +39,42 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
             early = {"gradients": x.g * part.head // x.shards, "flat": of_head}
             steps.append(("head, forward before the first weight gradients", forward | early))
             forward |= {"gradients": turn.prior, "flat": turn.pending(x, part)}
-    if gathering and part.head and part.num_layers:
+    if gathering and part.head and part.num_layers and not (x.head_in_backward and x.num_microbatches > 1):
         # The buffer of the last block is freed when the head's has been copied from; the layers' output exists.
-        beside = max(x.b * x.block, x.b_experts * part.experts)
+        beside = max(x.b * part.last_block, x.b_experts * part.experts)
         steps.insert(0, ("head, gathering", {"loss": x.stream, "gathering": gathering + beside}))
         if x.zero3:
             steps[0][1]["weights"] = x.c * part.head
+    if x.zero3 and x.shards > 1 and part.num_layers and not x.head_in_backward:
+        steps[:0] = _last_gathering(x, part, turn)
     return [*steps, ("head, forward", forward)]
+
+
+def _last_gathering(x: Shared, part: Part, turn: Turn) -> list[Step]:
+    """The beginning of the last layer's forward with ZeRO 3, and of its experts': the buffers of two units, and weights
+    copied from the second. The head may have been gathered ahead by the backward of an earlier micro-batch, after one
+    before that (`last_ahead`)."""
+    last = part.classes[-1].size
+    kept = last.kept if part.kept_after else last.saved
+    ahead = x.c * part.head if turn.prior and turn.in_flight == 1 and x.num_microbatches > 2 else 0
+    before = x.b * part.before_last if part.num_layers > 1 else part.first_copy if part.has_embedding else 0
+    block, experts = x.b * part.last_block, x.b_experts * last.experts
+    if part.num_layers > 1 and part.last_layers(2)[-1][0].experts:
+        before = x.b_experts * part.experts
+    if experts:
+        before = 0
+    gathering: Live = {
+        "saved": part.saved - kept - part.last_stays,
+        "weights": block + experts + x.c * part.tied,
+        "gathering": block + experts + before + ahead,
+    }
+    forward: Live = {
+        "saved": part.saved,
+        "working": last.forward_kept if part.kept_after else last.forward,
+        "gathering": (experts or block) + ahead,
+    }
+    after: Live = {"working": 0}
+    return [("last layer, gathering", gathering), ("last layer, forward", forward), ("last layer", after)]
 
 
 def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
@@ -52,7 +86,7 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
     changes: Live = {
         "loss": 0,
         "gathering": 0,
-        "weights": x.b * x.block if x.zero3 else part.whole - (x.c * part.head if resharded else 0),
+        "weights": x.b * part.last_block if x.zero3 else part.whole - (x.c * part.head if resharded else 0),
         "gradients": turn.prior or shard,
         "stream": x.after_head,
         "flat": 0 if x.adds else flat,
@@ -61,23 +95,24 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
         beside = shard + x.cast * part.head // x.shards if x.shards > 1 else max(x.r, x.g) * part.head
         changes["new_shard"] = beside if x.flat else x.made_of_sums(part.head, x.shards)
     else:
-        changes |= _reduced(x, turn, part.head)
+        changes |= _reduced(x, turn, part.head, part.head)
     return [("head, reduction", changes)]
 
 
-def _reduced(x: Shared, turn: Turn, unit: int) -> Live:
+def _reduced(x: Shared, turn: Turn, unit: int, down: int) -> Live:
     """Buffers while FSDP reduces a unit, besides gradients that stay.
 
     These are a flat copy of r bytes per element and, with one shard, a scaled copy of it. With several shards a
-    variable of FSDP keeps the gradient of the unit's last weight until the end, in c bytes per element: for the head or
-    the embedding that is all of it. The new shard also exists if there is an earlier one to add to.
+    variable of FSDP keeps the gradient of the unit's last weight, of ``down`` elements, until the end, in c bytes per
+    element: for the head or the embedding that is all of it. The new shard also exists if there is an earlier one to
+    add to.
     """
     flat = x.flat * unit
     if x.shards == 1 or x.unsharded:
         cast = x.cast * unit // x.shards if x.flat and x.shards > 1 else 0
         return {"flat": flat, "reducing": x.scaled * unit, "end_gradient": 0, "new_shard": cast}
     new_shard = ((x.g if turn.prior else 0) + x.cast) * unit // x.shards if x.flat else 0
-    return {"flat": flat, "reducing": 0, "end_gradient": x.c * unit, "new_shard": new_shard}
+    return {"flat": flat, "reducing": 0, "end_gradient": x.c * down, "new_shard": new_shard}
 
 
 def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
@@ -99,7 +134,7 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
         "gradients": gradients,
         "stream": x.stream,
         "end_gradient": (1 if x.adds else 2) * x.c * part.tied,
-        "flat": x.after(x.block) if turn.reduces else 0,
+        "flat": x.after(part.first_block) if turn.reduces else 0,
     }
     return [("tied weight, backward", changes)]
 
@@ -123,10 +158,22 @@ _NOTHING_OF_LAYERS: Live = dict.fromkeys(
 )
 
 
+def last_ahead(x: Shared, part: Part, turn: Turn) -> int:
+    """Bytes of the last unit of an earlier forward, which FSDP gathers ahead in the backward of the first unit: the
+    head, in the last backward with every ZeRO stage, or with ZeRO 3 a block, which is gathered already if it is the
+    only one. A tied weight stays gathered."""
+    if not turn.earlier or x.shards == 1 or part.tied or not (x.zero3 or turn.last):
+        return 0
+    if part.head or not x.zero3 or (part.num_layers == 1 and not part.has_embedding):
+        return x.c * part.head
+    return x.b * part.last_block
+
+
 def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The end of a backward: the last unit's gradient exists or is reduced, and so are all others.
 
-    A stage other than the last still holds the gradient that it received. With ZeRO 3 FSDP has gathered the last unit
+    A stage other than the last still holds the gradient that it received and its output, one other than the first the
+    gradient of its input. With ZeRO 3 FSDP has gathered the last unit
     of the previous forward: the head, or else a block. Two more steps may be higher then: the embedding's backward
     before its gradient is reduced, and the beginning of the next forward, when the reduced flat copy still exists with
     two gathered copies of its first unit, or one of the first block.
@@ -137,9 +184,10 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
     ends_step = turn.last and not turn.own_deferred
     end: Live = {
         **_NOTHING_OF_LAYERS,
+        "saved": part.output,
         "received": 0 if part.has_head else x.stream,
         "left": 0 if ends_step else turn.own_deferred,
-        "stream": 0 if ends_step else x.stream,
+        "stream": 0 if part.has_embedding else x.stream,
     }
     first = part.first if part.has_embedding else 0
     if not ends_step and x.unsharded:
@@ -149,20 +197,20 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
             end |= {"gradients": turn.prior or x.r * first, "end_gradient": cast * first}
         else:
             beside = cast if part.has_embedding or not x.adds else 0
-            end |= {"gradients": x.r * part.params, "of_last": beside * part.first, "end_gradient": 0}
+            # Before sums exist, gradients are cast one by one.
+            of_last = beside * (part.first if turn.prior else part.first_down)
+            end |= {"gradients": x.r * part.params, "of_last": of_last, "end_gradient": 0}
         end |= {"weights": part.whole, "flat": 0}
         return [("last unit, accumulation", end)]
     if not ends_step and turn.own_deferred:
         # FSDP has gathered the last block ahead, because it came before in the order of all forwards.
-        end["weights"] = (x.b * x.block if turn.prior else 0) if x.zero3 else part.whole
+        end["weights"] = (x.b * part.last_block if turn.prior else 0) if x.zero3 else part.whole
         end["gradients"] = turn.prior or x.g * first // x.shards
-        end |= _reduced(x, turn, first) if first else {"flat": turn.pending(x, part), "end_gradient": 0}
+        end |= _reduced(x, turn, first, first) if first else {"flat": turn.pending(x, part), "end_gradient": 0}
         return [("last unit, reduction", end)]
-    ahead = 0
-    if x.zero3 and (not turn.last or x.num_microbatches > 1):
-        ahead = x.c * part.head or (0 if turn.last else x.b * x.block)
+    ahead = last_ahead(x, part, turn)
     weights = ahead if turn.last or x.zero3 else part.whole
-    reduction = end | _reduced(x, turn, part.first) | {"weights": weights, "gradients": part.shard}
+    reduction = end | _reduced(x, turn, part.first, part.first_down) | {"weights": weights, "gradients": part.shard}
     if part.tied and not x.unsharded and x.shards > 1:
         # FSDP reduces a tied unit after the backward, when its gradient is referenced nowhere else.
         reduction["end_gradient"] = 0
@@ -172,14 +220,18 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         backward: Live = {
             "weights": part.first_copy + ahead,
             "gradients": turn.prior or part.shard - x.g * part.first // x.shards,
+            "stream": x.stream,
             "end_gradient": x.c * part.first,
-            "flat": x.after(x.block),
+            "flat": x.after(part.first_block),
         }
         steps.append(("embedding, backward", end | backward))
     steps.append(("last unit, reduction", reduction))
     if x.zero3 and not turn.last and turn.forward_follows:
-        following = max(part.first_copy, 2 * x.b * x.block) + ahead
+        following = max(part.first_copy, 2 * x.b * part.first_block) + ahead
         start: Live = {
+            "saved": 0,
+            "received": 0,
+            "stream": x.stream,
             "weights": part.first_copy,
             "gathering": following,
             "end_gradient": 0,

@@ -238,13 +238,16 @@ def _turns(x: Shared, part: Part, in_flight: int, deferred: int) -> list[tuple[s
     m, own = x.num_microbatches, part.deferred if x.splits else 0
     follows = m > in_flight
     turns = [
-        ("first backward", Turn(in_flight, deferred, 0, m == 1, follows, m == 1 or not x.unsharded, own)),
+        (
+            "first backward",
+            Turn(in_flight, deferred, 0, m == 1, follows, m == 1 or not x.unsharded, in_flight > 1, own),
+        ),
     ]
     if m > 2:
         follows, most = m - 1 > in_flight, min(in_flight, m - 1)
-        second = Turn(most, deferred, part.accumulated, False, follows, not x.unsharded, own)
+        second = Turn(most, deferred, part.accumulated, False, follows, not x.unsharded, True, own)
         turns.append(("second backward", second))
     if m > 1:
         deferred = deferred if own and not x.unsharded else 0
-        turns.append(("last backward", Turn(1, deferred, part.accumulated, True, False, True, own)))
+        turns.append(("last backward", Turn(1, deferred, part.accumulated, True, False, True, in_flight == 1, own)))
     return turns

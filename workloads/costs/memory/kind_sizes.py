@@ -38,6 +38,8 @@ class KindBytes(NamedTuple):
     ending: int
     """Needed in addition at its end, beside the gradients of all its weights; negative where less is held than was
     saved."""
+    forward: int
+    """Needed in addition at the end of its forward."""
     deferred: int
     """Held between the passes of a split backward."""
     reducing: int
@@ -164,7 +166,8 @@ def kind_bytes(
     of_input = t.entry[0].bytes if "input" in offloaded else 0
     exchanging = _exchanging_first(one, min(saved, total))
     first_half, ending = _first_half(one), _ending(one, stream, min(saved, total))
-    return KindBytes(saved, working, ending, _deferred(one), reducing, first_half, exchanging, of_host, of_input)
+    forward, deferred = _forward(one), _deferred(one)
+    return KindBytes(saved, working, ending, forward, deferred, reducing, first_half, exchanging, of_host, of_input)
 
 
 def saved_parts(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> dict[str, int]:
@@ -249,6 +252,26 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
     if s.tp > 1 and not one.compiled:  # without sequence parallelism the input is saved, and the sum is as large as it
         later += s.own(s.hidden) * (one.e.sequence_parallel + ("norm" in one.named))
     return stream + down_weight + max(one.gathered + product, up, later)
+
+
+def _forward(one: _Layer) -> int:
+    """Bytes in addition to saved ones while the last product of the MLP runs in a layer's forward: its outputs, those
+    of shared experts, and what the backward recomputes of the MLP. With full recomputation the tensors of the mixer are
+    free by then, but for the residual stream."""
+    s, x, mlp, named = one.s, one.x, one.kind.mlp, one.named
+    if one.kind.mixer is None or mlp is None:
+        return 0
+    full, own = one.recompute == "full", s.own(s.hidden)
+    beside = 2 * own if full else own if "norm" in named and s.tp == 1 else 0
+    if isinstance(mlp, RoutedMLP) and x is not None:
+        outputs = x.rows // 2 if mlp.weights_inputs else x.rows
+        again = x.product if full or "swiglu" in named or "experts" in named else 0
+        again += x.gate_up if full or "experts" in named else 0
+        again += x.router + x.weights + x.rows if full else 0
+        return beside + outputs + again + (own if mlp.shared is not None else 0)
+    again = s.split(mlp.width) if isinstance(mlp, DenseMLP) and (full or "swiglu" in named) else 0
+    again += one.t.mlp[0].bytes if full else 0
+    return beside + again + max(one.gathered, own)
 
 
 def _mixer_working(one: _Layer, stream: int, saved: int) -> int:

@@ -7,7 +7,7 @@ model, and knows no names of them.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import NamedTuple
 
 from workloads.costs.memory.kind_sizes import kind_bytes
@@ -32,6 +32,9 @@ class LayerSizes(NamedTuple):
     """Bytes needed in addition to ``saved`` while its backward runs. A layer counts as at least as large as kinds
     before it, and with ``block`` one without experts as any: kinds take turns, and FSDP gathers ahead."""
     working_kept: int
+    forward: int
+    """Bytes needed in addition to ``saved`` at the end of its forward."""
+    forward_kept: int
     deferred: int
     """Bytes held between the two passes of a split backward."""
     first_half: int
@@ -61,13 +64,17 @@ class LayerClass(NamedTuple):
     """Layers of one class that a rank or chunk holds."""
 
     size: LayerSizes
+    kind: int
+    """Index of its kind in the model, and of ``size`` in `layer_sizes`."""
     layers: int
     recomputed: int
     """How many of them the recompute policy covers."""
     first_recomputed: bool
     """Whether the first of them is recomputed; backward reaches it last."""
+    place: int
+    """How many layers of other classes come before the first of them."""
     block_before: int
-    """Elements of the blocks of other classes before the first of them."""
+    """Elements of the blocks of these."""
     experts_before: int
     deferred_before: int
     saved_before: int
@@ -105,8 +112,8 @@ def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerC
             deferred += count * other.deferred
             saved += recomputed * other.saved + (count - recomputed) * other.kept
         counts = held.of_kind[kind], held.recomputed_of_kind[kind], held.first_of_kind_recomputed[kind]
-        classes.append((place, LayerClass(size, *counts, block, experts, deferred, saved)))
-    return tuple(one for _, one in sorted(classes, key=itemgetter(0)))
+        classes.append(LayerClass(size, kind, *counts, place, block, experts, deferred, saved))
+    return tuple(sorted(classes, key=attrgetter("place")))
 
 
 _OF_SIZES = attrgetter(
@@ -155,6 +162,8 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool, experts_add: 
                 kept=kept.saved - kept.offloaded,
                 working=max(working, exchanging),
                 working_kept=max(working_kept, exchanging),
+                forward=saved.forward,
+                forward_kept=kept.forward,
                 deferred=saved.deferred if splits else 0,
                 first_half=saved.first_half if splits and exchanging <= saved.working else 0,
                 block=rest if experts else with_modules if kind.ahead else largest,

@@ -5,6 +5,7 @@ Symbols are those of `workloads.costs.memory.estimate`.
 
 from __future__ import annotations
 
+from workloads.costs.memory.end_events import last_ahead
 from workloads.costs.memory.events import Live, Step
 from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.sizes import Part, Shared, Turn
@@ -28,7 +29,11 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
         steps.append(_next_layer(x, part, turn, done, last_layer))
         steps += _next_reduction(x, part, turn, done, steps[-1][1])
     if part.experts and not turn.first_half:
-        steps += _experts_of_first_layer(x, part, turn)
+        number = next(number for number, one in enumerate(part.classes) if one.size.experts)
+        of_class = part.classes[number]
+        if 0 < of_class.recomputed < of_class.layers and not of_class.first_recomputed:
+            steps += _experts_of_first_layer(x, part, turn, number, 1)
+        steps += _experts_of_first_layer(x, part, turn, number, 0)
     last = len(part.classes) - 1
     for number in range(last, -1, -1):
         if part.classes[number].size.offloaded and part.classes[number].layers > 1 and _place(part, number) > 2:
@@ -44,20 +49,28 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
 
 def _gathered(x: Shared, part: Part, turn: Turn) -> int:
     """Bytes gathered in the last layer's backward. With ZeRO 3 the unit before it is gathered ahead. In the last
-    backward the head's weight is freed after its reduction."""
+    backward the head's weight is freed after its reduction, and that of an earlier micro-batch may be gathered again
+    ahead of the only layer."""
     if x.zero3:
-        return min(part.whole, _two_units(x, part) + x.b_experts * part.experts)
+        return min(part.whole, _two_units(x, part, turn) + x.b_experts * part.experts)
     freed = turn.last and not turn.own_deferred and not turn.second_half
-    return part.whole - (x.c * part.head if freed else 0)
+    ahead = last_ahead(x, part, turn) if part.num_layers == 1 and not part.has_embedding else 0
+    return part.whole - (x.c * part.head - ahead if freed else 0)
 
 
-def _two_units(x: Shared, part: Part) -> int:
+def _two_units(x: Shared, part: Part, turn: Turn) -> int:
     """Bytes gathered with ZeRO 3 in the last layer, without its experts: it and the unit before it, which is a block,
-    the embedding before the only layer, or nothing if that is not on this stage. A tied weight stays gathered."""
-    before = x.b * x.block
+    or before the only layer what `_ahead` says. A tied weight stays gathered."""
+    before = x.b * part.before_last
     if part.num_layers == 1:
-        before = part.first_copy if part.has_embedding and not part.tied else 0
-    return x.b * x.block + before + x.c * part.tied
+        before = 0 if part.tied else _ahead(x, part, turn)
+    return x.b * part.last_block + before + x.c * part.tied
+
+
+def _ahead(x: Shared, part: Part, turn: Turn) -> int:
+    """Bytes that FSDP gathers ahead in the backward of the first layer with ZeRO 3: the embedding, or the tied weight,
+    which stays gathered; else what `last_ahead` says."""
+    return x.c * part.tied or (part.first_copy if part.has_embedding else last_ahead(x, part, turn))
 
 
 def _prior(x: Shared, part: Part, turn: Turn) -> int:
@@ -82,10 +95,16 @@ def _last_layer(x: Shared, part: Part, turn: Turn) -> Live:
         "weights": _gathered(x, part, turn),
         "gradients": _prior(x, part, turn),
         "of_tied": x.w * part.tied,
-        "working": x.working_kept if part.kept_after else x.working,
+        "working": _working(x, part, kept=part.kept_after > 0),
         "fetched": part.fetched(0),
         "flat": _flat(x, part, turn),
     }
+
+
+def _working(x: Shared, part: Part, *, kept: bool) -> int:
+    """Working bytes of the class of layers here that needs most. ``kept``: of layers that are not recomputed."""
+    sizes = [x.sizes[one.kind] for one in part.classes]
+    return max(size.working_kept if kept else size.working for size in sizes)
 
 
 def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step]:
@@ -103,23 +122,23 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
         - part.last_stays
         - (part.input_stays if part.num_layers == 1 else 0),
         "fetched": sum(part.offloaded[1:2]),
-        "weights": last_layer["weights"] - (x.b * x.block if x.zero3 or turn.last else 0),
+        "weights": last_layer["weights"] - (x.b * part.last_block if x.zero3 or turn.last else 0),
         "received": 0 if part.has_head else x.stream,
         "stream": x.stream,
         "gradients": last_layer["gradients"],
     }
-    return [("last layer, reduction", one) for one in _reduced_block(x, turn, size, x.block, changes)]
+    return [("last layer, reduction", one) for one in _reduced_block(x, turn, size, part.last_block, changes)]
 
 
 def _first_reduction(x: Shared, part: Part, turn: Turn, first_layer: Live) -> list[Step]:
     """The reduction of the first layer's gradient, in a stage with others: all of them have theirs, and no layer has
-    saved tensors. It exceeds all other steps where layers save less than their gradients take."""
+    saved tensors any more. It exceeds all other steps where layers save less than their gradients take."""
     size = part.classes[0].size
     of_ends = part.first if part.has_embedding else 0
     done = max(0, part.params - part.all_experts - size.block - of_ends)
     changes: Live = {
         "working": 0,
-        "saved": 0,
+        "saved": part.output,
         "fetched": 0,
         "weights": first_layer["weights"] - (x.b * size.block if x.zero3 or turn.last else 0),
         "gradients": _gradients(x, turn, done, part.all_experts),
@@ -170,7 +189,7 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
     of_done, shard = x.r * (rest + experts), x.shard(rest, experts)
     weights, gradients = last_layer["weights"], last_layer["gradients"]
     if x.zero3 and part.has_embedding and done == part.num_layers - 1:
-        weights = x.b * x.block + x.c * part.first
+        weights = x.b * part.first_block + x.c * part.first
     elif not x.zero3 and turn.last:
         weights -= x.b * rest + x.b_experts * experts
     if not turn.first_half and not turn.prior:
@@ -189,7 +208,7 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
         "weights": weights,
         "gradients": gradients,
         "received": 0 if part.has_head else x.stream,
-        "working": x.working_kept if not_again or kept == part.num_layers else x.working,
+        "working": _working(x, part, kept=not_again or kept == part.num_layers),
         "flat": flat,
     }
 
@@ -233,12 +252,13 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int = 0
     earlier = part.head > 0 or part.num_layers > 1  # a unit was reduced before
     return f"{'second' if before else 'first'} {size.name}, backward", {
         **_AFTER_REDUCTION,
-        "saved": saved + part.input_stays + (0 if place else part.last_stays),
+        "saved": saved + part.output + part.input_stays + (0 if place else part.last_stays),
         "fetched": part.fetched(place),
         "left": turn.own_deferred - deferred if turn.first_half else 0,  # for the others' weight-gradient passes
         "weights": _gathered_first(x, part, turn, number, block, experts, before),
         "gradients": _gradients(x, turn, done, of_others),
-        "received": 0 if part.has_head else x.stream,
+        # An input-gradient pass has it among what is left.
+        "received": x.stream if place and not part.has_head and not turn.first_half else 0,
         "working": working + (size.first_half if turn.first_half else 0),
         "flat": x.after(size.block) if turn.reduces and not turn.first_half and earlier else turn.pending(x, part),
     }
@@ -246,22 +266,31 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int = 0
 
 def _place(part: Part, number: int) -> int:
     """How many layers come after the first layer of class ``number``."""
-    return part.num_layers - 1 - sum(one.layers for one in part.classes[:number])
+    return part.num_layers - 1 - part.classes[number].place
 
 
 def _gathered_first(x: Shared, part: Part, turn: Turn, number: int, block: int, experts: int, before: int) -> int:
     """Bytes gathered in the backward of the first layer of a class, or of one ``before`` layers after it. ``block``,
-    ``experts``: elements up to it. With ZeRO 3 FSDP gathers the next unit ahead: a block, the embedding if this stage
-    has it, or the last block of an earlier forward, which is gathered already if it is the only one."""
+    ``experts``: elements up to it. With ZeRO 3 FSDP gathers the next unit ahead."""
     size = part.classes[number].size
     if x.zero3:
-        following = x.b * x.block if number or before else x.c * part.tied or part.first_copy
-        if part.num_layers == 1 and not part.has_embedding:
-            following = 0
-        return x.b * size.block + x.b_experts * size.experts + following
+        return x.b * size.block + x.b_experts * size.experts + _following(x, part, turn, number, before)
     left = x.b * block + x.b_experts * experts + (part.first_copy if part.has_embedding else 0)
     left += x.c * part.head if turn.second_half else 0
+    if turn.last and not part.has_embedding and not number and not before:
+        left += last_ahead(x, part, turn)
     return min(part.whole, left) if turn.last else part.whole
+
+
+def _following(x: Shared, part: Part, turn: Turn, number: int, before: int) -> int:
+    """Bytes of the unit that FSDP gathers ahead in such a layer's backward with ZeRO 3: the block of the layer before
+    it, or what `_ahead` says."""
+    if number == 0 and before == 0:
+        return _ahead(x, part, turn)
+    if before:
+        return x.b * part.classes[number].size.block
+    alike = part.classes[number].place == sum(one.layers for one in part.classes[:number])
+    return x.b * (part.classes[number - 1].size.block if alike else x.block)
 
 
 def _gradients(x: Shared, turn: Turn, rest: int, experts: int) -> int:
@@ -280,12 +309,12 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
     size = part.experts
     weights = last_layer["weights"] - (x.b_experts * size if turn.last else 0)
     if x.zero3:
-        weights = min(part.whole, _two_units(x, part))
+        weights = min(part.whole, _two_units(x, part, turn))
     # The head is reduced after all blocks in a weight-gradient pass without a reduction before.
     is_reduced = turn.reduces and not (x.unsharded and turn.second_half)
     gradients = turn.prior or (x.g * part.head // x.shards if is_reduced else x.r * part.head)
     if x.unsharded and turn.prior and is_reduced:
-        gradients -= (x.r - x.g) * part.head // x.shards
+        gradients -= x.r * part.head - x.g * part.head // x.shards
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     freed = of_layer.reducing_kept if part.kept_after else of_layer.reducing
     steps: list[Step] = []
@@ -308,30 +337,32 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
     return [*steps, *(("last layer's experts, reduction", before | one) for one in _reduced_experts(x, part, turn))]
 
 
-def _experts_of_first_layer(x: Shared, part: Part, turn: Turn) -> list[Step]:
-    """The same of the first layer with experts: all layers after it and the head have their gradients."""
-    number = next(number for number, one in enumerate(part.classes) if one.size.experts)
+def _experts_of_first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int) -> list[Step]:
+    """The same of the first layer with experts, of class ``number``: all layers after it and the head have their
+    gradients. ``before``: 1 for the second one, which is recomputed where the first is not."""
     of_class = part.classes[number]
-    size, block = of_class.size, of_class.size.block + of_class.block_before
+    size = of_class.size
+    block = (before + 1) * size.block + of_class.block_before
     rest = part.head - block + sum(one.layers * one.size.block for one in part.classes)
     if x.zero3:
-        weights = min(part.whole, 2 * x.b * x.block + x.c * part.tied)
-        if part.has_embedding and not number:
-            weights = x.b * x.block + (x.c * part.tied or part.first_copy)
+        tied = x.c * part.tied if number or before else 0
+        weights = min(part.whole, x.b * size.block + _following(x, part, turn, number, before) + tied)
     else:
-        weights = _gathered_first(x, part, turn, number, block, 0, 0)
-    saved = size.saved + size.reducing if of_class.first_recomputed else size.kept + size.reducing_kept
-    place = _place(part, number)
+        weights = _gathered_first(x, part, turn, number, block, before * size.experts, before)
+    again = before > 0 or of_class.first_recomputed
+    saved = (size.saved + size.reducing if again else size.kept + size.reducing_kept) + before * size.kept
+    place = _place(part, number) - before
     changes: Live = {
         "working": 0,
         "left": 0,
-        "saved": saved + of_class.saved_before + part.input_stays + (0 if place else part.last_stays),
+        "saved": saved + of_class.saved_before + part.output + part.input_stays + (0 if place else part.last_stays),
         "fetched": part.fetched(place),
         "weights": weights,
-        "gradients": _gradients(x, turn, rest, part.all_experts - part.experts),
-        "received": 0 if part.has_head else x.stream,
+        "gradients": _gradients(x, turn, rest, part.all_experts - (before + 1) * part.experts),
+        "received": x.stream if place and not part.has_head else 0,
     }
-    return [("first layer's experts, reduction", changes | one) for one in _reduced_experts(x, part, turn)]
+    name = f"{'second' if before else 'first'} layer's experts, reduction"
+    return [(name, changes | one) for one in _reduced_experts(x, part, turn)]
 
 
 def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
@@ -339,7 +370,8 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     other micro-batches.
 
     FSDP holds a unit's last gradient. All gradients exist while the flat copy is created, before the new shard. In a
-    split backward they have r bytes per element.
+    split backward they have r bytes per element. A shard of another format than the master weights' exists beside its
+    cast.
     """
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     size, flat = part.experts, 0 if x.adds and turn.reduces else x.r * part.experts
@@ -361,4 +393,5 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
         return [after]  # accumulated gradients are freed before the new shard exists
     each = x.r if turn.second_half or turn.own_deferred else x.c
     first: Live = {"reducing": each * size - reduced, "new_shard": 0, "flat": flat, "of_experts": reduced}
-    return [first, after | {"reducing": each * of_layer.experts_down}]
+    cast = 0 if x.adds else x.cast * size // x.expert_shards
+    return [first, after | {"reducing": each * of_layer.experts_down, "new_shard": new + cast}]

@@ -109,6 +109,8 @@ class Shared(NamedTuple):
     """Whether layers that are recomputed and layers that are not take turns."""
     last_stays: bool
     """Whether the last layer before the head offloads nothing (`last_layer_stays`)."""
+    head_in_backward: bool
+    """Whether the head's gradients are made in its backward, after the forwards of all micro-batches (GPipe)."""
     modules: bool
     """Whether modules of multi-token prediction are among the layers that need most."""
 
@@ -160,6 +162,7 @@ class Shared(NamedTuple):
             interleaved=e.pp_schedule in INTERLEAVED,
             between=e.recompute_every > 1,
             last_stays=last_layer_stays(e.pp_schedule),
+            head_in_backward=e.pp_schedule == "gpipe",
             modules=modules,
         )
 
@@ -194,8 +197,17 @@ class Part(NamedTuple):
     """Output projection; 0 if there is no separate one."""
     first: int
     """Unit whose gradient comes last: the embedding, the tied weight or a block."""
+    first_down: int
+    """The weight of it whose gradient comes last in FSDP's order; all of it if that is not known."""
     first_copy: int
     """Bytes of ``first`` when gathered."""
+    first_block: int
+    """Block of the first layer, without routed experts; the largest block where layers of several classes take
+    turns."""
+    last_block: int
+    """That of the last layer."""
+    before_last: int
+    """That of the layer before the last."""
     tied: int
     """Embedding that is also the output projection; 0 if there is no such weight."""
     experts: int
@@ -218,6 +230,8 @@ class Part(NamedTuple):
     """Gradients between micro-batches."""
     saved: int
     """Saved by the layers for one micro-batch, on the device, with the output that is sent on."""
+    output: int
+    """That output, part of ``saved``, which exists until the backward ends; 0 with the head."""
     offloaded: tuple[int, ...]
     """Held by each layer on the host from forward to backward, from the last layer to the first."""
     last_stays: int
@@ -242,6 +256,9 @@ class Part(NamedTuple):
         shard = master if e.virtual_stages == 1 else x.shard(layers + ends, experts)
         classes = classes_of(x.sizes, held)
         of_host, last_stays, input_stays = _offloaded(classes, x, held)
+        output = 0 if held.has_head else x.stream
+        first_block, before_last, last_block = _blocks(classes, x.block)
+        first_down = classes[0].size.down if classes else 0
         return cls(
             classes=classes,
             kept_after=held.kept_after,
@@ -250,8 +267,12 @@ class Part(NamedTuple):
             has_embedding=held.embedding > 0,
             params=params,
             head=x.vocabulary if held.head else 0,
-            first=x.vocabulary if held.embedding else x.block,
-            first_copy=x.c * x.vocabulary if held.embedding else x.b * x.block,
+            first=x.vocabulary if held.embedding else first_block,
+            first_down=x.vocabulary if held.embedding else first_down or first_block,
+            first_copy=x.c * x.vocabulary if held.embedding else x.b * first_block,
+            first_block=first_block,
+            last_block=last_block,
+            before_last=before_last,
             tied=x.vocabulary if held.has_head and held.embedding > 0 and held.head == 0 else 0,
             experts=x.experts if experts else 0,
             all_experts=experts,
@@ -262,7 +283,8 @@ class Part(NamedTuple):
             updating=temporary_bytes(e, held),
             shard=shard,
             accumulated=x.r * params if x.unsharded else shard,
-            saved=sum(one.saved for one in classes) + last_stays + input_stays + (0 if held.has_head else x.stream),
+            saved=sum(one.saved for one in classes) + last_stays + input_stays + output,
+            output=output,
             offloaded=of_host,
             last_stays=last_stays,
             input_stays=input_stays,
@@ -303,6 +325,21 @@ def _offloaded(classes: tuple[LayerClass, ...], x: Shared, held: StageParams) ->
     return tuple(offloaded), last_stays, input_stays
 
 
+def _blocks(classes: tuple[LayerClass, ...], largest: int) -> tuple[int, int, int]:
+    """Elements of the blocks of the first layer, of the last but one and of the last; ``largest`` for each where
+    layers of several classes take turns, or where there are none."""
+    place = 0
+    for one in classes:
+        if one.place != place:
+            return largest, largest, largest
+        place += one.layers
+    if place == 0:
+        return largest, largest, largest
+    last = classes[-1]
+    before = last if last.layers > 1 or len(classes) == 1 else classes[-2]
+    return classes[0].size.block, before.size.block, last.size.block
+
+
 class Turn(NamedTuple):
     """The action of one micro-batch."""
 
@@ -318,6 +355,9 @@ class Turn(NamedTuple):
     """Whether another micro-batch's forward follows."""
     reduces: bool
     """Whether gradients are reduced in it."""
+    earlier: bool
+    """Whether a forward before this micro-batch's still waits for its backward in FSDP's order of units, or came before
+    a backward that was not the last: the first unit's backward gathers the last unit of that forward ahead."""
     own_deferred: int = 0
     """Bytes this micro-batch saves for its deferred weight-gradient pass; 0 if the backward is not split."""
     first_half: bool = False

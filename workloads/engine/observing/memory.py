@@ -52,9 +52,12 @@ class StorageTracker(TorchDispatchMode):
         return self
 
     def add(self, tensor: Tensor) -> None:
-        """Count a tensor's storage, or count it again after it was resized in place."""
+        """Count a tensor's storage, or count it again after it was resized in place. One on the meta device has no
+        memory."""
         if isinstance(tensor, DTensor):
             tensor = tensor._local_tensor
+        if tensor.is_meta:
+            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._left_out:

@@ -178,8 +178,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for at, (x, of_x, lse) in enumerate(zip(inputs, targets, lses, strict=True)):
                 for chunk in ctx.chunks[at]:
                     logits = chunked_logits.logits_of(x, weight, chunk, buffer, ctx.tokens_held)
-                    of_chunk = logits, of_x[chunk], ctx.first_row, lse[chunk]
-                    chunked_logits.logits_to_gradient(*of_chunk, how.cap, how.scales[at], how.gradient_scale)
+                    chunked_logits.logits_to_gradient(
+                        logits, of_x[chunk], ctx.first_row, lse[chunk], how.cap, how.scales[at], how.gradient_scale
+                    )
                     gradients.add(logits, at, chunk)
             del logits, buffer  # before the gradient of the weight is copied, as in forward
             *dx, dweight = gradients.finish()

@@ -146,7 +146,33 @@ EXPERTS_IN_32_BITS = _in_halves(2, 1, 1, precision="fp32")
 """Experts are reduced in the second half of a backward, when their rows and their outputs' gradients are free."""
 
 
+GPIPE = {
+    f"ZeRO {zero}, {microbatches} micro-batches of {tokens} tokens, {offload}": experiment(
+        layers=4,
+        dp=min(2, zero + 1),
+        zero_stage=zero,
+        pp=2,
+        pp_split="even",
+        pp_schedule="gpipe",
+        micro_batch_size=tokens // 4096,
+        microbatches=microbatches,
+        activation_offload=offload,
+    )
+    for zero, microbatches, tokens, offload in (
+        (0, 1, 8192, "none"),
+        (0, 3, 8192, "all"),
+        (1, 2, 4096, "none"),
+        (2, 3, 8192, "none"),
+        (3, 1, 8192, "none"),
+        (3, 3, 4096, "all"),
+        (3, 3, 8192, "none"),
+    )
+}
+"""The head's gradients are made after all forwards, with more than 4096 tokens chunk by chunk."""
+
+
 NEAR = {
+    "GPipe": (GPIPE, 0.001),
     "chunks": (CHUNKED, 0.01),
     "sharded chunks of 2, 2, 2 and 1 layers": (SHARDED_CHUNKS, 0.01),
     "chunks and few micro-batches": (FEW, 0.04),

@@ -68,6 +68,25 @@ def test_casts_of_sums_are_at_the_traced_peak(name: str) -> None:
     assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.001)
 
 
+CASTS = {
+    f"{name}, {what}": routed(
+        shortened(QWEN3_30B, 5), micro_batch_size=1, recompute="selective", activation_offload="all", **fields, **layout
+    )
+    for name, fields in (("master in bf16", {"master_weights": "bf16"}), ("sums in bf16", {"grad_reduce": "bf16"}))
+    for what, layout in (
+        ("ZeRO 3", {"dp": 2, "zero_stage": 3}),
+        ("ZeRO 2", {"dp": 4, "zero_stage": 2, "microbatches": 3}),
+        ("ep 2", {"dp": 4, "zero_stage": 3, "ep": 2}),
+    )
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(CASTS), 2, seconds=4))
+def test_a_shard_of_experts_and_its_cast_are_at_the_traced_peak(name: str) -> None:
+    case = CASTS[name]
+    assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.001)
+
+
 @pytest.mark.parametrize("name", sampled(list(AGAIN), 2, seconds=3))
 def test_second_forwards_end_at_the_traced_peak(name: str) -> None:
     """The outputs of the experts' last products exist beside the received gradients."""

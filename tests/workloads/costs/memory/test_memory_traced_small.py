@@ -43,6 +43,16 @@ FEW_TOKENS = {
 }
 
 
+FEW_TOKENS |= {
+    f"ZeRO {stage}, dp {dp}, {rounds} x {tokens} tokens, fused": few_tokens(
+        rounds, tokens, dp=dp, zero_stage=stage, gradient_accumulation_fusion=True
+    )
+    for stage, dp in ((0, 1), (0, 2), (1, 2), (1, 4))
+    for rounds in (2, 3)
+    for tokens in (16, 128)
+}
+
+
 @pytest.mark.parametrize("name", sampled(list(FEW_TOKENS), 2, seconds=2))
 def test_reductions_of_all_layers_are_in_the_peak(name: str) -> None:
     case = FEW_TOKENS[name]
