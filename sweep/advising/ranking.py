@@ -39,7 +39,6 @@ from sweep.grids.step_time import CAUTION, StepTime
 from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.memory.host_activations import node_host_bytes
 from workloads.predict import layouts
-from workloads.predict.experts.overheads import EXPERTS
 from workloads.predict.points import Floats
 from workloads.predict.predictor import NORMAL_90
 from workloads.rules.engine_support import is_own
@@ -221,7 +220,7 @@ class Ranking:
             if estimate >= search.worst_s:
                 return
             factor = self._factor(int(mine[row]), of_set.groups[0], of_set.ahead)
-            wider = float(self._widening(abs(self._log(factor))))
+            wider = float(self._widening(abs(np.log(factor))))
             for one, plain in enumerate(of_set.estimates_of(row)):
                 if math.isfinite(later := max(estimate, factor * plain * wider)) and later < search.worst_s:
                     heapq.heappush(waiting, (later, row, number, one))
@@ -233,7 +232,7 @@ class Ranking:
         first = np.stack([self._least(mine, group) for group in alike], axis=1).min(axis=1) * self._widening(0.0)
         if not self._is_form(alike[0]) and len(there := np.flatnonzero(first < worst_s)):
             factors = self._least_factors(mine[there], alike[0].cp_kind)
-            wider = self._widening(np.maximum(0.0, self._log(factors)))
+            wider = self._widening(np.maximum(0.0, np.log(factors)))
             first[there] = np.maximum(first[there], factors * wider * estimates[there].min(axis=1))
         return first, estimates
 
@@ -241,11 +240,6 @@ class Ranking:
         """Lower estimate of cautious over predicted time, by the size of the structure factor's logarithm."""
         structure = NORMAL_90 * _OF_WIDTH * layouts.STRUCTURE_SPREAD * log_factor
         return np.exp(CAUTION * np.hypot(self.width, structure))
-
-    def _log(self, factors: Any) -> Any:
-        """Logarithm of structure factors that are relative to the bounds."""
-        experts = EXPERTS if self.space.question.model.moe is not None else 1.0
-        return np.log(factors * experts)
 
     def _least_factors(self, here: Ints, kind: str) -> Floats:
         known = self.least.setdefault(kind, np.full(len(self.rows), np.nan))

@@ -17,11 +17,9 @@ from sweep.predicting.codebases import key_of_engine
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known, known_of
 from workloads.predict import layouts
-from workloads.predict.experts.overheads import EXPERTS
 from workloads.predict.network_terms import without_outer_tiers
 from workloads.predict.points import CAPTURED, Floats, Points, fp8_kind
 from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
-from workloads.spec.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +74,7 @@ class Times:
                 bounds_of_rows.work[part, kind] = parts.busy + parts.after
                 bounds_of_rows.fill[part, kind] = parts.pipeline - parts.busy
                 bounds_of_rows.traffic[part, kind] = parts.seen
-        factor = EXPERTS if space.question.model.moe is not None else 1.0
-        return Bounds(*(factor * one for one in bounds_of_rows))
+        return bounds_of_rows
 
     def shares(self, experiment: Experiment) -> Shares:
         """Shares of a layout's step, on the assumption that its structure scales every part by the same factor; what
@@ -107,7 +104,7 @@ class Times:
         structures = self.forecast.structures
         factors = structures.factors(experiments)
         points = self.forecast.points(experiments, structures.of_layers(experiments, factors))
-        return self._of_bounds(factors, points, experiments[0].model)
+        return self._of_bounds(factors, points)
 
     def least_factors(self, space: LayoutSpace, rows: Ints, kind: str) -> Floats:
         """Lower bounds of `factors` for every number of replicas, by row. ``kind``: of context parallelism.
@@ -116,7 +113,7 @@ class Times:
         traffic: the structure without it bounds all of them. The neighbour by which it is divided, and the closed form,
         are those of the row.
         """
-        structures, model = self.forecast.structures, space.question.model
+        structures = self.forecast.structures
         # The lowest ZeRO stage comes first: its products may add to gradients themselves, which takes no longer.
         order = np.argsort(space.zero[rows], kind="stable")
         rows = rows[order]
@@ -133,7 +130,7 @@ class Times:
             of_rows = points.take(of_shared[part])
             scaled = factors[part] if layouts.has_odd_layers(shared[0]) else of_rows.scaled
             of_rows = dataclasses.replace(of_rows, zero=space.zero[rows[part]].astype(float), scaled=scaled)
-            least[order[part]] = _BELOW * self._of_bounds(factors[part], of_rows, model)
+            least[order[part]] = _BELOW * self._of_bounds(factors[part], of_rows)
         return least
 
     def narrowest(self, space: LayoutSpace, rows: Ints) -> float:
@@ -143,14 +140,14 @@ class Times:
         predicted = self.forecast.predictor.predict(points)
         return float(np.log(predicted.high_s / predicted.step_time_s).min(initial=np.inf))
 
-    def _of_bounds(self, factors: Floats, points: Points, model: ModelSpec) -> Floats:
+    def _of_bounds(self, factors: Floats, points: Points) -> Floats:
         """Structure factors relative to the bounds, whose hosts are those of dense layers. ``points``: with the host's
         part of the layers."""
         with_structure, plain = map(self.forecast.predictor.seconds, (points, layouts.without_layers(points)))
         of_form = (with_structure.pipeline + with_structure.seen + with_structure.after) / (
             plain.pipeline + plain.seen + plain.after
         )
-        ratios: Floats = factors * of_form / (EXPERTS if model.moe is not None else 1.0)
+        ratios: Floats = factors * of_form
         return ratios
 
     def _peak(self, space: LayoutSpace) -> float:
@@ -222,6 +219,6 @@ def _columns(space: LayoutSpace, rows: Ints, kind: int) -> dict[str, Floats]:
         "mbs": space.mbs[rows], "micro_batches": space.micro_batches[rows], "dp": space.dp[rows], "tp": space.tp[rows],
         "pp": space.pp[rows], "vpp": same(1), "cp": space.cp[rows], "zero": space.zero[rows], "recompute": same(kind),
         "fp8": same(fp8_kind(q.precision)),
-        "fp16": same(q.precision == "fp16"),
+        "fp16": same(q.precision == "fp16"), "queries": same(model.num_heads * model.head_dim),
     }  # fmt: skip
     return {name: values.astype(float) for name, values in columns.items()}

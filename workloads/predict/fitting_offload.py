@@ -23,7 +23,8 @@ from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.memory.host_activations import most_held, node_host_bytes, offloaded_of_chunks
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import ranks_alike
-from workloads.costs.time.offload_times import SLOWED, rounds_of, seconds_of_layers
+from workloads.costs.time.offload_times import rounds_of, seconds_of_layers, waiting_s
+from workloads.costs.traffic.collectives import Contention
 from workloads.predict.points import Floats
 from workloads.spec.activations.offload import ALL, WORDS, may_name
 from workloads.spec.cluster import ClusterSpec
@@ -124,12 +125,11 @@ def _waits_s(e: Experiment, cluster: ClusterSpec, chosen: Floats, sizes: list[_S
         waits = np.zeros(len(chosen))
         for chunk, layers in enumerate(seconds[rank]):
             copies = chosen @ np.array([of_word[rank][chunk] for of_word in sizes], dtype=float) / link
-            forward, backward = np.array(layers).T
-            slowed = SLOWED * (
-                np.minimum(copies, forward).sum(axis=1) + np.minimum(copies, backward)[:, 1:].sum(axis=1)
-            )
-            waits += np.maximum(0.0, copies - forward).sum(axis=1) + copies[:, 0] + slowed
-            waits += np.maximum(0.0, copies - backward)[:, 1:].sum(axis=1)
+            forward, backward, gather, reduce, *slowed = np.array(layers).T
+            beside = Contention(*slowed)
+            waits += waiting_s(copies, forward, gather, beside, np.maximum).sum(axis=1)
+            waits += waiting_s(copies, backward, gather + reduce, beside, np.maximum)[:, 1:].sum(axis=1)
+            waits += np.maximum(0.0, copies[:, 0] - gather[0])
         longest = np.maximum(longest, waits)
     return rounds_of(e) * longest
 

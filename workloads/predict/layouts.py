@@ -25,7 +25,7 @@ from workloads.costs.shape.params import matmul_of
 from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memory
 from workloads.costs.time.layer_times import attention_relative
 from workloads.costs.time.step_times import StepTimes
-from workloads.predict.experts.overheads import expert_factor, host_waits_of_experts, host_work_of_experts
+from workloads.predict.experts.overheads import host_waits_of_experts, host_work_of_experts
 from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.network_terms import network_rows, without_outer_tiers
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
@@ -201,7 +201,6 @@ class Structures:
             return factors
         odd_experiments = [experiments[at] for at in odd]
         factors[odd] = self._times.seconds(odd_experiments) / self.plain_s(odd_experiments)
-        factors[odd] *= [expert_factor(one) for one in odd_experiments]
         return factors
 
     def plain_s(self, experiments: Sequence[Experiment]) -> Floats:
@@ -217,7 +216,7 @@ class Structures:
 
     def least_s(self, experiments: Sequence[Experiment]) -> Floats:
         """Lower bounds of the numerator of `factors` for every ZeRO stage and number of replicas, by experiment."""
-        least: Floats = self._near_times.least_s(experiments) * np.array([expert_factor(one) for one in experiments])
+        least: Floats = self._near_times.least_s(experiments)
         return least
 
     def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:
@@ -265,8 +264,8 @@ def points_of(
             model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
             e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
             e.zero_stage, RECOMPUTE.index(nearest_word(e)),
-            fp8_kind(e.precision), e.precision == "fp16", e.cp_kind == "ring", host_work_of_experts(e),
-            host_waits_of_experts(e), e.model.mla is not None,
+            fp8_kind(e.precision), e.precision == "fp16", model.num_heads * model.head_dim, e.cp_kind == "ring",
+            host_work_of_experts(e), host_waits_of_experts(e), e.model.mla is not None,
         ))  # fmt: skip
     values = np.array(rows, dtype=float).reshape(count, len(COLUMNS) + 4).T
     captured = [is_captured(e, cluster.backend) for e in experiments]
@@ -328,7 +327,10 @@ def points_from(
     such layers; ``peak``: FLOP/s of the device in 16 bits. ``measured`` as in `points_of`; the cluster's rates must be
     known (`is_predicted`)."""
     figures = measured or {}
-    columns = {**{name: np.full(len(peak), value) for name, value in UNLIKE.items()}, **columns}
+    columns = {
+        **{name: np.full(len(peak), value) for name, value in UNLIKE.items()},
+        **columns,
+    }
     for name in ("pace", "launch"):
         columns[name] = columns[name] * figures.get(name, 1.0)
     device, count = cluster.device, len(peak)
@@ -344,7 +346,6 @@ def points_from(
         **columns,
         ep=np.ones(count),
         matrices=np.full(count, 3.0),
-        queries=columns["hidden"],
         codebase=np.array([CODEBASE] * count, dtype=np.str_),
         version=versions,
         device=np.array([cluster.name] * count, dtype=np.str_),
@@ -360,6 +361,6 @@ def points_from(
 
 COLUMNS = (
     "gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied", "seq", "mbs", "micro_batches", "dp", "tp",
-    "pp", "vpp", "cp", "zero", "recompute", "fp8", "fp16",
+    "pp", "vpp", "cp", "zero", "recompute", "fp8", "fp16", "queries",
 )  # fmt: skip
 """Columns of `Points` that differ from experiment to experiment, in the order of `points_of`."""

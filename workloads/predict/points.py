@@ -56,8 +56,7 @@ class Points:
     heads: Floats
     kv_heads: Floats
     queries: Floats
-    """Columns of all queries together: the number of heads times their size; those of this project's rows count as
-    ``hidden``, and a factor has what differs."""
+    """Columns of all queries together: the number of heads times their size."""
     ffn: Floats
     matrices: Floats
     """Number of matrices of a feed-forward layer: 3 with a gate, 2 without."""

@@ -1,7 +1,8 @@
 """Layers and head of each pipeline stage of a code base, for many rows at one time.
 
 equal     all stages have equally many layers, the first ones one more; the head is on the last
-balanced  layers go one by one to the stage with least work, the head counts as work (`workloads.costs.shape.partition`)
+balanced  layers go one by one to the stage with least work, the head counts as work: forward FLOPs, of a layer with
+          those of its scores (`workloads.costs.shape.partition`)
 greedy    nanotron's: stages are filled in order. A stage is full when the parameters up to its last layer reach its
           share of the model's (the head counted, the embedding not), so that early stages overshoot and late ones may
           hold no layer; the head is on the last. Its build_model compares with "more than" the share, but the first
@@ -43,7 +44,9 @@ class Stages(NamedTuple):
 
 def stages_of(points: Points, partition: dict[str, str]) -> Stages:
     """`Stages` of all rows. ``partition``: rule by name of the code base."""
-    ratio = np.where(points.pp > 1, points.vocabulary_params / points.layer_params, 0.0)
+    rules = np.array([partition[str(name)] for name in points.codebase], dtype=np.str_)
+    scores = np.where(rules == "balanced", points.queries * points.seq, 0.0)  # as many FLOPs as so many parameters
+    ratio = np.where(points.pp > 1, points.vocabulary_params / (points.layer_params + scores), 0.0)
     head = ratio if np.isfinite(ratio).all() else np.nan_to_num(ratio)
     of_head = np.round(head, 9)
     rows: list[int] = []

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sweep.composing.conffiles import ConfFolders
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from tests.fixed_task import fixed_tasks
 from tests.workloads.costs.shapes import DEEPSEEK_V3, LLAMA_8B, MIXTRAL, ONE_NODE
 from tests.workloads.predict.tables import random_rows
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.shape.flops import hardware_flops_per_token
+from workloads.costs.shape.partition import experiment_layers
+from workloads.costs.time.step_times import StepTimes
 from workloads.costs.traffic.sent import step_traffic
 from workloads.predict import layouts, time_terms
 from workloads.predict.experts.overheads import EXPERTS_ALONE, expert_factor
@@ -22,6 +25,7 @@ from workloads.predict.parameters import TIME, time_parameters
 from workloads.predict.predictor import Predictor
 from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, probed
 from workloads.predict.table import read_points
+from workloads.predict.time_terms import facts_of
 from workloads.spec.experiment import ENGINES, Experiment
 from workloads.spec.model_spec import ModelSpec
 
@@ -406,3 +410,22 @@ def test_factors_that_cancel_are_as_uncertain_as_each_is() -> None:
     both = 2 * math.log(1.25) * layouts.STRUCTURE_SPREAD
     expected = [0.0, both, both / 2, layouts.LEAST_STRUCTURE_SPREAD]
     assert layouts.spread_of(factors, of_layers).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seq_len", [4096, 16384])
+def test_the_form_has_the_heads_and_the_stages_of_a_layout(seq_len: int) -> None:
+    """Qwen3-30B-A3B has 32 heads of 128 and a hidden size of 2,048; a head of 152k words and scores of long sequences
+    decide where its layers are cut."""
+    model = dataclasses.replace(ConfFolders().model("qwen3_30b_a3b"), num_layers=8)
+    e = of(model=model, pp=2, seq_len=seq_len, global_batch_size=2)
+    points = layouts.points_of([e], H200)
+    assert points.queries.tolist() == [4096]
+    stages = facts_of(points, PROFILES).stages
+    assert stages.layers[0].tolist() == [len(held) for held in experiment_layers(layouts.plain(e))]
+
+
+def test_no_factor_is_left_on_mixtures_of_this_engine() -> None:
+    """What experts cost is counted in the costs of a layout, so a structure factor is their ratio alone."""
+    e = of(model=NARROW)
+    times = StepTimes(H200).seconds([e, layouts.plain(e)])
+    assert layouts.Structures(H200).factors([e])[0] == pytest.approx(float(times[0] / times[1]))

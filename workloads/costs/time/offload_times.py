@@ -1,13 +1,19 @@
 """Seconds that copies of activations to the host and back add to a step (``activation_offload``).
 
-A layer has o bytes on the host and takes f seconds forward and b backward, of one micro-batch on one rank. As in
-`workloads.engine.training.activation_offload`, a layer's copy runs beside the work of one other layer:
+A layer has o bytes on the host, whose copies take c = o / link seconds, and computes f seconds forward and b
+backward, of one micro-batch on one rank. As in `workloads.engine.training.activation_offload`, a layer's copy runs
+beside the work of one other layer, which it slows (`SLOWED`):
 
-    forward    down: max(0, o / link - f), the copy of a layer beside the next one
-    backward   up:   max(0, o / link - b), the copy of a layer beside the backward of the one after it
+    forward    down: max(c, f) + SLOWED min(c, f), the copy of a layer beside the next one
+    backward   up:   max(c, b) + SLOWED min(c, b), the copy of a layer beside the backward of the one after it
 
-Copies also slow what runs beside them (`SLOWED`). Nothing of its chunk runs beside the last layer's copy back: it is
-exposed as a whole, unless it stays on the device.
+Under ZeRO 2 and 3 the gather of another layer's weights and the reduction of its gradients run beside both, on another
+link and another stream. With g seconds of them a layer lasts ``f | g``, the longer of compute and traffic, both slowed
+by the other (`workloads.costs.traffic.collectives.together_s`, as in `workloads.costs.time.step_simulation`). Copies
+delay compute alone: they add what the above, slowed as well, exceeds ``f | g`` by, which is nothing where gathers and
+reductions take longest. Nothing of its chunk runs beside the last layer's copy back except the gather of its weights:
+the rest is exposed, unless the layer stays on the device.
+
 Copies have the link's rate in one direction alone, because a rank is in a forward or in a backward. An optimizer on
 the host (`workloads.costs.time.host_update`) uses the link after the last backward, so the two do not share it. A step
 takes longer by what the rank with the longest waits waits, in each micro-batch and in the ``(pp - 1) / v`` rounds in
@@ -24,6 +30,10 @@ from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import experiment_layers, recompute_by_layer, with_word
 from workloads.costs.shape.schedule import stage_at
 from workloads.costs.time.layer_times import layer_times, rates_of
+from workloads.costs.time.rank_times import ChunkTimes
+from workloads.costs.time.step_simulation import Most, Seconds
+from workloads.costs.time.step_times import StepTimes
+from workloads.costs.traffic.collectives import Contention, slowed_s, together_s
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
@@ -41,8 +51,18 @@ class Waits(NamedTuple):
     backward_s: float
 
 
-LayerSeconds = tuple[float, float]
-"""Seconds of one micro-batch in a layer, forward and backward, with what of messages is exposed."""
+class LayerSeconds(NamedTuple):
+    """Seconds of one micro-batch in a layer."""
+
+    forward_s: float
+    backward_s: float
+    """``forward_s``, ``backward_s``: compute, with what of messages inside the layer is exposed."""
+    gather_s: float
+    reduce_s: float
+    """``gather_s``, ``reduce_s``: gather of its weights, reduction of its gradients, if every micro-batch has one."""
+    compute_beside: float
+    traffic_beside: float
+    """``compute_beside``, ``traffic_beside``: `Contention` of compute with these."""
 
 
 def seconds_of_layers(experiment: Experiment, cluster: ClusterSpec) -> list[list[list[LayerSeconds]]] | None:
@@ -53,21 +73,36 @@ def seconds_of_layers(experiment: Experiment, cluster: ClusterSpec) -> list[list
     if rates is None:
         return None
     kinds, words, stages = layers_of(e.model), recompute_by_layer(e), experiment_layers(e)
-    seconds: dict[tuple[int, str], LayerSeconds] = {}
+    computed: dict[tuple[int, str], tuple[float, float]] = {}
     for kind, word in set(zip(kinds.order, words, strict=True)):
         one = layer_times(with_word(e, word), cluster, rates, kinds.kinds[kind])
         backward = one.backward_s + one.backward_exposed_s + one.recompute_s + one.recompute_exposed_s
-        seconds[kind, word] = one.forward_s + one.forward_exposed_s, backward
+        computed[kind, word] = one.forward_s + one.forward_exposed_s, backward
+    traffic = _traffic_of_chunks(e, cluster)
     return [
         [
             [
-                seconds[kinds.order[layer], words[layer]]
+                LayerSeconds(*computed[kinds.order[layer], words[layer]], *traffic[rank][chunk])
                 for layer in reversed(stages[stage_at(e.pp_schedule, rank, chunk, e.pp)])
             ]
             for chunk in range(e.virtual_stages)
         ]
         for rank in range(e.pp)
     ]
+
+
+def _traffic_of_chunks(e: Experiment, cluster: ClusterSpec) -> list[list[tuple[float, float, float, float]]]:
+    """The fields of `LayerSeconds` about data-parallel traffic, of a layer of each chunk of each pipeline rank."""
+    v = e.virtual_stages
+    if e.zero_stage < 2:
+        return [[(0.0, 0.0, *Contention())] * v] * e.pp
+    parts, found = StepTimes(cluster).parts([e]), []
+    for place in parts.steps.schedules[0].places.tolist():
+        one = ChunkTimes(*(column[place] for column in parts.times))
+        gather, reduce = (float(seconds / one.units) for seconds in (one.gather_s, one.scatter_s))
+        beside = float(one.compute_beside), float(one.traffic_beside)
+        found.append((gather if e.zero_stage == 3 else 0.0, reduce, *beside))
+    return [found[start : start + v] for start in range(0, len(found), v)]
 
 
 def waits_of_chunks(experiment: Experiment, cluster: ClusterSpec) -> list[list[Waits]] | None:
@@ -87,11 +122,21 @@ def waits_of_chunks(experiment: Experiment, cluster: ClusterSpec) -> list[list[W
 def waits_of(layers: Sequence[LayerSeconds], offloaded: Sequence[int], link: float) -> Waits:
     """The waits of a chunk with these layers and bytes on the host, from its last layer to its first."""
     forward = backward = 0.0
-    for place, ((forward_s, backward_s), size) in enumerate(zip(layers, offloaded, strict=True)):
-        copy = size / link
-        forward += max(0.0, copy - forward_s) + SLOWED * min(copy, forward_s)
-        backward += max(0.0, copy - backward_s) + SLOWED * min(copy, backward_s) if place else copy
+    for place, (one, size) in enumerate(zip(layers, offloaded, strict=True)):
+        copy, beside = size / link, Contention(one.compute_beside, one.traffic_beside)
+        forward += waiting_s(copy, one.forward_s, one.gather_s, beside)
+        if place:
+            backward += waiting_s(copy, one.backward_s, one.gather_s + one.reduce_s, beside)
+        else:
+            backward += max(0.0, copy - one.gather_s)
     return Waits(forward, backward)
+
+
+def waiting_s(copy_s: Seconds, compute_s: Seconds, traffic_s: Seconds, beside: Contention, most: Most = max) -> Seconds:
+    """Seconds that copies add to a layer with so much compute and traffic. ``most``: as in `together_s`."""
+    later = most(copy_s, compute_s) + SLOWED * -most(-copy_s, -compute_s) - compute_s
+    waits_for_traffic = together_s(compute_s, traffic_s, most, beside) - slowed_s(compute_s, traffic_s, beside)
+    return most(0.0, later - waits_for_traffic)
 
 
 def added_by_offload(experiment: Experiment, cluster: ClusterSpec) -> float | None:

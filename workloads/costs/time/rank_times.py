@@ -113,6 +113,9 @@ class Setting(NamedTuple):
     """The same of the head, whose product may add to the sum itself."""
     accumulated_dense_bytes: Ints
     """The same of the layers' products outside routed experts."""
+    unscattered_bytes: Ints
+    """Bytes read and written once a step per element of a gradient that is on one shard: FSDP2 divides it by its factor
+    and copies the result to where a reduce-scatter would have written it (``foreach_reduce``)."""
     gathered_bytes: Ints
     """Bytes per element of a block's matrices when gathered."""
     gathered_expert_bytes: Ints
@@ -135,6 +138,7 @@ class Setting(NamedTuple):
     """The first and the last rank of a pipeline."""
     beside: Contention
     """Of compute and data-parallel traffic."""
+    zero_stage: Ints
 
 
 class ChunkTimes(NamedTuple):
@@ -187,6 +191,8 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     scatter += np.where(routed, x.of_expert_shards.scattered_s(r * experts), 0.0)
     replicas = x.of_replicas.reduced_s(r * rest // x.shards, np.minimum)
     of_experts = x.of_expert_replicas.reduced_s(r * experts // x.expert_shards, np.minimum)
+    copied = copied_s(x, held) * (x.zero_stage == 3)
+    forward, backward = forward + copied, backward + copied
     return ChunkTimes(
         forward,
         backward,
@@ -202,12 +208,34 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
 
 
 def optimizer_s(x: Setting, held: HeldLayers) -> Floats:
-    """Seconds by rank for updating the shard of master weights (`workloads.spec.updates.optimizer`) and casting it."""
+    """Seconds by rank for what memory does once a step: the update of the shard of master weights
+    (`workloads.spec.updates.optimizer`), below ZeRO 3 the copies of gathered weights, and those of gradients that are
+    not scattered."""
     params, experts = _held_params(x, held)
-    shard = (params - experts) // x.shards + experts // x.expert_shards
-    moved = x.update_bytes + x.master_bytes + x.compute_bytes
-    seconds: Floats = shard * moved / x.memory
+    moved = _once_bytes(x, params - experts, x.shards) + _once_bytes(x, experts, x.expert_shards)
+    seconds: Floats = moved / x.memory + copied_s(x, held) * (x.zero_stage < 3)
     return seconds
+
+
+def _once_bytes(x: Setting, elements: Ints, shards: Ints) -> Ints:
+    moved: Ints = elements // shards * x.update_bytes + np.where(shards == 1, elements * x.unscattered_bytes, 0)
+    return moved
+
+
+def copied_s(x: Setting, held: HeldLayers) -> Floats:
+    """Seconds in which memory copies weights while they are gathered once: a rank's shard is cast into the message, in
+    a format below 16 bits after a pass for its scales, and the message is copied to where products read it. This is
+    compute's own work, which follows the message (``foreach_all_gather_copy_out`` of FSDP2)."""
+    params, experts = _held_params(x, held)
+    moved = _copied_bytes(x, params - experts, x.shards, x.gathered_bytes)
+    seconds: Floats = (moved + _copied_bytes(x, experts, x.expert_shards, x.gathered_expert_bytes)) / x.memory
+    return seconds
+
+
+def _copied_bytes(x: Setting, elements: Ints, shards: Ints, gathered: Ints) -> Ints:
+    scaled = np.where(gathered < x.compute_bytes, x.master_bytes, 0)
+    moved: Ints = elements // shards * (x.master_bytes + gathered + scaled) + 2 * gathered * elements
+    return moved
 
 
 def tied_s(x: Setting, held: HeldLayers) -> Floats:

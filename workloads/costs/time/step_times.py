@@ -208,6 +208,7 @@ class StepTimes:
             added,
             of_head,
             of_dense,
+            0 if e.gradient_accumulation_fusion else 4 * r,  # two operations, each reads and writes r
             *gathered,
             e.model.tie_embeddings or e.model.mtp_modules > 0,
         )
@@ -339,7 +340,7 @@ class _Kinds(NamedTuple):
         )
 
 
-_WHOLE = 12
+_WHOLE = 13
 _RECOMPUTE = LayerTimes._fields.index("recompute_s")
 _MESSAGE = _WHOLE + 1 + len(EndTimes._fields)
 _SHARDS = _MESSAGE + 1
@@ -357,6 +358,7 @@ def _setting(table: Floats, layers: LayerTimes | None = None) -> Setting:
         *(columns[_WHOLE], layers, EndTimes(*columns[at:_MESSAGE])),
         *(Group(*columns[start : start + size]) for start in range(_SHARDS + 2, _HOP, size)),
         Contention(*columns[_HOP + 2 : _HOP + 2 + len(Contention._fields)]),
+        columns[-1].astype(np.int64),
     ]
     return Setting._make([*whole, *parts])
 

@@ -185,9 +185,15 @@ def together_s(
     of two numbers, or of two arrays (`numpy.maximum`)."""
     compute = 1 + (COMPUTE_BESIDE - 1) * contention.compute
     traffic = 1 + (TRAFFIC_BESIDE - 1) * contention.traffic
-    compute_lasts = compute_s + traffic * (1 - 1 / compute) * traffic_s
     traffic_lasts = traffic_s + compute * (1 - 1 / traffic) * compute_s
-    return most(compute_lasts, traffic_lasts)
+    return most(slowed_s(compute_s, traffic_s, contention), traffic_lasts)
+
+
+def slowed_s(compute_s: Any, traffic_s: Any, contention: Contention = INSIDE_NODE) -> Any:
+    """Seconds of compute beside communication that ends before it: the first of the two terms of `together_s`."""
+    compute = 1 + (COMPUTE_BESIDE - 1) * contention.compute
+    traffic = 1 + (TRAFFIC_BESIDE - 1) * contention.traffic
+    return compute_s + traffic * (1 - 1 / compute) * traffic_s
 
 
 def contention_of(group_size: int, stride: int, cluster: ClusterSpec) -> Contention:

@@ -1,4 +1,5 @@
-"""What routed experts cost beyond their products and messages: a factor on the step, work and waits of the host."""
+"""What routed experts cost beyond their products and messages: work and waits of the host; for rows of other code bases
+a factor on the step."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from workloads.predict.recomputed_layers import full_share
 from workloads.spec.experiment import Experiment
 
 EXPERTS, SHORT_EXPERTS, LEAST_ROWS = 1.16, 40.0, 160.0
-"""Factor on the step time of layers with routed experts, beyond their products and messages: tokens are sorted and
-moved, products are small and many. The factor is ``EXPERTS (1 + SHORT_EXPERTS / R)`` with R rows that an expert gets
-per micro-batch, fitted to 103 recorded device-bound rows of three models, R from 160 to 16,000. Fewer rows
-count as `LEAST_ROWS`."""
+"""Factor on the step time of layers with routed experts in other code bases, beyond their products and messages:
+tokens are sorted and moved, products are small and many. The factor is ``EXPERTS (1 + SHORT_EXPERTS / R)`` with R rows
+that an expert gets per micro-batch, fitted to 103 device-bound rows of three models on this project's engine, R from
+160 to 16,000, when its own costs were not yet counted one by one. Fewer rows count as `LEAST_ROWS`."""
 WIDE = 1408
 """Width of experts beyond which the factor's part above 1 falls with the root of the width: a row that is moved then
 has more products. Mixtral 8x7B (14,336) and Llama 4 Scout (8,192) take 1.09 and 1.04 times as long on H200 as products
@@ -30,7 +31,7 @@ rows with ep > 1 and known launch times."""
 
 
 def expert_factor(e: Experiment) -> float:
-    """Factor on the time of a step whose layers have routed experts; 1 without experts."""
+    """Factor on the time of a step of another code base whose layers have routed experts; 1 without experts."""
     if e.model.moe is None:
         return 1.0
     rows = received_rows(e) * e.ep / e.model.moe.num_experts

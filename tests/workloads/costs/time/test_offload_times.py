@@ -10,7 +10,15 @@ import pytest
 from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory.host_activations import link_bytes, offloaded_of_chunks
 from workloads.costs.time.layer_times import layer_times, rates_of
-from workloads.costs.time.offload_times import SLOWED, added_by_offload, waits_of, waits_of_chunks
+from workloads.costs.time.offload_times import (
+    SLOWED,
+    LayerSeconds,
+    added_by_offload,
+    seconds_of_layers,
+    waits_of,
+    waits_of_chunks,
+)
+from workloads.costs.time.step_times import StepTimes
 from workloads.costs.time.timeline import estimate_time, simulate_experiment
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, HostSpec, LinkSpec
 from workloads.spec.experiment import Experiment
@@ -53,7 +61,7 @@ def test_a_fast_link_adds_only_what_nothing_hides() -> None:
 
 def test_copies_slow_what_is_beside_them() -> None:
     """By hand: 16 layers of 1 GB each at 50 GB/s, 20 ms down and 20 ms up, beside layers that take longer."""
-    layers = [(0.05, 0.1)] * 16
+    layers = [LayerSeconds(0.05, 0.1, 0.0, 0.0, 1.0, 1.0)] * 16
     assert SLOWED == 0.26
     waits = waits_of(layers, [10**9] * 16, 50e9)
     assert waits == (pytest.approx(16 * 0.0052), pytest.approx(0.02 + 15 * 0.0052))
@@ -63,6 +71,34 @@ def test_copies_in_one_direction_have_its_rate() -> None:
     host = HostSpec(link_bandwidth=1e9, link_one_way_bandwidth=2e9)
     alone = waits_of_chunks(case(), dataclasses.replace(CLUSTER, host=host))
     assert alone == waits_of_chunks(case(), linked(2e9)) != waits_of_chunks(case(), linked(1e9))
+
+
+def test_copies_hide_behind_gathers_and_reductions_that_take_longer() -> None:
+    """By hand: layers of 20 and 40 ms beside 100 ms of gathers, forward, and 300 ms with reductions, backward, that
+    slow nothing. Copies of 60 ms delay only compute, which waits anyway; the last layer's copy back has its gather."""
+    layers = [LayerSeconds(0.02, 0.04, 0.1, 0.2, 0.0, 0.0)] * 4
+    assert waits_of(layers, [3 * 10**9] * 4, 50e9) == (0.0, 0.0)
+    assert waits_of(layers, [6 * 10**9] * 4, 50e9).backward_s == pytest.approx(0.02)
+
+
+def test_copies_delay_compute_that_is_slower_than_its_traffic() -> None:
+    """What a layer of 50 ms waits for copies of 20 ms is the same with gathers of 10 ms beside it and without; where
+    gathers end 3 ms after compute, it is 3 ms less."""
+    alone = waits_of([LayerSeconds(0.05, 0.1, 0.0, 0.0, 1.0, 1.0)] * 16, [10**9] * 16, 50e9)
+    beside = waits_of([LayerSeconds(0.05, 0.1, 0.01, 0.01, 1.0, 1.0)] * 16, [10**9] * 16, 50e9)
+    assert beside.forward_s == pytest.approx(alone.forward_s)
+    assert beside.backward_s == pytest.approx(alone.backward_s - 0.01)  # the first gather
+    later = waits_of([LayerSeconds(0.05, 0.1, 0.053, 0.0, 0.0, 0.0)] * 16, [10**9] * 16, 50e9)
+    assert later.forward_s == pytest.approx(alone.forward_s - 16 * 0.003)
+
+
+def test_layers_have_the_traffic_of_every_micro_batch() -> None:
+    """ZeRO 1 gathers and reduces once a step, ZeRO 2 reduces in every micro-batch, ZeRO 3 gathers too."""
+    seconds = [seconds_of_layers(case(dp=8, zero_stage=zero), CLUSTER) for zero in (1, 2, 3)]
+    of_layer = [found[0][0][0] for found in seconds if found is not None]
+    assert [(one.gather_s > 0, one.reduce_s > 0) for one in of_layer] == [(False, False), (False, True), (True, True)]
+    chunk = StepTimes(CLUSTER).parts([case(dp=8, zero_stage=3)]).times
+    assert of_layer[2].gather_s == pytest.approx(float(chunk.gather_s[0]) / 32)
 
 
 def test_a_slow_link_paces_the_step() -> None:
