@@ -124,8 +124,8 @@ def _add_queue(now: SearchRound, sweep: SweepDir) -> None:
 
 
 def _add_ended(now: SearchRound, done: Mapping[str, str]) -> None:
-    """Adds the ended points of each candidate: their seeds, and those that failed. ``done``: outcome by experiment
-    id."""
+    """Adds the ended points of each candidate: their seeds, and those that failed or ran out of memory. ``done``:
+    outcome by experiment id."""
     for place, one in enumerate(now.planned.ids):
         experiment, outcomes = now.planned.points[place].experiment, list[str]()
         seed = experiment.seed
@@ -134,6 +134,8 @@ def _add_ended(now: SearchRound, done: Mapping[str, str]) -> None:
             now.seeds[place].add(seed)
             seed += 1
             one = dataclasses.replace(experiment, seed=seed).id
+        if "oom" in outcomes and not now.times_s.get(place) and now.session.seen.state[place] != OOM:
+            now.session.tell(place, "oom")  # its row came after the rows were read
         for outcome in _failed(outcomes, len(now.times_s.get(place, ()))):
             now.session.tell(place, "other")
             if outcome in REPRODUCIBLE:

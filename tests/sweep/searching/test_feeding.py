@@ -14,7 +14,7 @@ from sweep.running.run import Queued, enqueue
 from sweep.searching.feeding import Feeder
 from sweep.searching.rounds import next_points, read_round
 from sweep.searching.search_run import Search, run_search
-from sweep.searching.space import RUNNING
+from sweep.searching.space import OOM, RUNNING
 from tests.sweep.searching.test_run import SMALL, Cluster, best_s, off, searched
 from workloads.spec.experiment import layout_id
 
@@ -98,6 +98,22 @@ def test_what_waits_is_what_promises_most_by_now(tmp_path: Path) -> None:
     assert [one.slow_step_s for one in wanted] == [pytest.approx(1.5 * ended)] * 2
     points = {layout_id(p.experiment): p for p in reader.waiting()}
     assert all(points[layout_id(one.point.experiment)].slow_step_s == one.slow_step_s for one in wanted)
+
+
+@pytest.mark.slow
+def test_a_point_that_runs_out_of_memory_while_the_folder_is_read_is_not_chosen_again(tmp_path: Path) -> None:
+    """Rows are read before the queue. A point that ends between has no row in this look, only its outcome."""
+    search = searched(tmp_path, *SMALL)
+    feed, queued = feeder(search)
+    feed.look()
+    claim = QueueReader(queued.sweep, "pilot", print).claim_next(lambda found: found)
+    assert claim is not None
+    claim.path.rename(queued.sweep.done / f"{claim.stem}@oom.json")
+    settings = search.prepared.plan.config.search
+    now = read_round(queued.sweep, search.planned, settings, "measured")
+    place = search.planned.place_of[layout_id(claim.point.experiment)]
+    assert now.session.seen.state[place] == OOM
+    assert place not in [one.place for one in next_points(now, settings)]
 
 
 @pytest.mark.slow
