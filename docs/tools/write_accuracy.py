@@ -30,6 +30,7 @@ from docs.tools import (
 from docs.tools.accuracy_limits import host_sets_pace
 from docs.tools.accuracy_scores import by_value, percent, scores, table, verdicts
 from docs.tools.other_hosts import ON_OTHER_HOSTS
+from results.errors import UltrasweepError
 from sweep.predicting.measured_tables import a100_table, recorded_table, study_table
 from sweep.predicting.predict_table import predict_frame
 
@@ -198,9 +199,11 @@ def page_of(section: str) -> Path:
 
 
 def put_section(text: str, name: str, contents: str) -> str:
-    """The page with the text between a section's marks replaced."""
-    pattern = rf"(<!-- {name}: begin -->\n).*?(<!-- {name}: end -->)"
-    assert re.search(pattern, text, re.DOTALL), f"the page has no section {name}"
+    """The page with the text between a section's marks replaced. Raises `UltrasweepError` for a page without them."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    pattern = rf"({begin}\n).*?({end})"
+    if not re.search(pattern, text, re.DOTALL):
+        raise UltrasweepError(f"the page has no section {name}: a line {begin} and below it a line {end}")
     return re.sub(pattern, lambda found: f"{found[1]}\n{contents}\n\n{found[2]}", text, flags=re.DOTALL)
 
 

@@ -38,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=makers, help="write this table alone")
     options: argparse.Namespace = parser.parse_args(argv)
     try:
-        for name in [options.only] if options.only else makers:
+        names = [options.only] if options.only else list(makers)
+        for name in names:
+            put_section(PAGE.read_text(), name, "")  # a replay takes minutes: a missing section is found before
+        for name in names:
             write(name, makers[name](options.table))
         return 0
     except UltrasweepError as error:

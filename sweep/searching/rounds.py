@@ -66,13 +66,19 @@ def read_round(sweep: SweepDir | None, planned: PlannedSpace, settings: Settings
         session.seen.ended(place, "ok", row.step_time_s, float(planned.space.log_time[place]))
     if sweep is None:
         return now
+    ended = _ended(sweep)  # read before the rows: a point ends after its row is written
     rows = read_runs(sweep.path).select(ROW_COLUMNS).to_pylist()
     rows = sorted((row for row in rows if row["method"] == method), key=lambda one: str(one["started_at"]))
     checks = Checks(planned.cluster, rows)
     for row in rows:
         _add_row(now, row, checks)
-    _add_queue(now, sweep)
+    _add_queue(now, sweep, ended)
     return now
+
+
+def _ended(sweep: SweepDir) -> dict[str, str]:
+    """Outcomes of the points that have ended, by experiment id."""
+    return {key_of(name).partition("+")[0]: split_name(name)[1] for name in entry_names(sweep.done)}
 
 
 def _add_row(now: SearchRound, row: Mapping[str, Any], checks: Checks) -> None:
@@ -98,43 +104,59 @@ def _add_row(now: SearchRound, row: Mapping[str, Any], checks: Checks) -> None:
         now.session.tell(place, "oom")
 
 
-def _add_queue(now: SearchRound, sweep: SweepDir) -> None:
-    """Adds points that wait or run, and points that ended without a usable row."""
+def _add_queue(now: SearchRound, sweep: SweepDir, ended: Mapping[str, str]) -> None:
+    """Adds points that wait or run, and points that ended without a usable row. ``ended``: `_ended` from before the
+    rows were read."""
     reader = QueueReader(sweep, "", lambda line: None)
     waiting = reader.waiting()
     claimed = reader.claimed_by_others()
-    _add_ended(now, {key_of(name).partition("+")[0]: split_name(name)[1] for name in entry_names(sweep.done)})
+    _add_ended(now, _ended(sweep), ended)
     begun = {split_name(name)[0] for name in entry_names(sweep.history)}
-    seen = now.session.seen
     for number, point in enumerate((*waiting, *claimed)):
         place = now.planned.place_of.get(layout_id(point.experiment))
         if place is None:
             continue
-        untried = seen.state[place] == UNTRIED
+        untried = now.session.seen.state[place] == UNTRIED
         new = number < len(waiting) and point.stem not in begun and point.experiment.id == now.planned.ids[place]
         if new and untried:
             now.waiting[place] = point
             continue
-        now.pending[int(now.planned.space.cell[place])].append(place)
         now.seeds[place].add(point.experiment.seed)
-        if seen.has_run(place):
-            seen.repeating[place] += 1
-        elif seen.state[place] != OOM:
-            seen.state[place] = RUNNING
+        _add_pending(now, place)
 
 
-def _add_ended(now: SearchRound, done: Mapping[str, str]) -> None:
-    """Adds the ended points of each candidate: their seeds, and those that failed. ``done``: outcome by experiment
-    id."""
+def _add_pending(now: SearchRound, place: int) -> None:
+    """Adds a run in progress of a candidate."""
+    seen = now.session.seen
+    now.pending[int(now.planned.space.cell[place])].append(place)
+    if seen.has_run(place):
+        seen.repeating[place] += 1
+    elif seen.state[place] != OOM:
+        seen.state[place] = RUNNING
+
+
+def _add_ended(now: SearchRound, done: Mapping[str, str], before: Mapping[str, str]) -> None:
+    """Adds the ended points of each candidate: their seeds, and those that failed or ran out of memory.
+
+    ``done``: outcome by experiment id. ``before``: the same from before the rows were read. A success that was not
+    there then, and whose row was not read, counts as in progress until the next look.
+    """
     for place, one in enumerate(now.planned.ids):
-        experiment, outcomes = now.planned.points[place].experiment, list[str]()
+        experiment, outcomes, late = now.planned.points[place].experiment, list[str](), 0
         seed = experiment.seed
         while one in done:
             outcomes.append(done[one])
+            late += done[one] == "ok" and one not in before
             now.seeds[place].add(seed)
             seed += 1
             one = dataclasses.replace(experiment, seed=seed).id
-        for outcome in _failed(outcomes, len(now.times_s.get(place, ()))):
+        if "oom" in outcomes and not now.times_s.get(place) and now.session.seen.state[place] != OOM:
+            now.session.tell(place, "oom")  # its row came after the rows were read
+        timed = len(now.times_s.get(place, ()))
+        unread = min(late, max(0, outcomes.count("ok") - timed))
+        for _ in range(unread):
+            _add_pending(now, place)
+        for outcome in _failed(outcomes, timed + unread):
             now.session.tell(place, "other")
             if outcome in REPRODUCIBLE:
                 now.session.seen.failures[place] = MOST_FAILURES

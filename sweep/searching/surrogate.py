@@ -118,7 +118,7 @@ def fit(space: SearchSpace, seen: Seen, kernel: LayoutKernel = KERNEL) -> Fit:
     for number in range(_PASSES):
         noise = _noise(places, residual - effect, kernel)
         apart = own[:, None] ** 2 * same + noise**2 * np.eye(len(places))
-        factor = _factor(among, residual - effect, apart)
+        factor = _factor(among, residual - effect, apart, noise)
         inverse = np.linalg.inv(factor**2 * among + apart)
         inverse, effect, slow = _slow_nodes(inverse, residual, nodes)
         if number < _PASSES - 1:
@@ -244,15 +244,17 @@ def _own(inverse: Floats, residual: Floats, group: Ints, own: Floats) -> Floats:
     return found
 
 
-def _factor(among: Floats, residual: Floats, apart: Floats) -> float:
-    """The most likely of `FACTORS`. ``apart``: covariance of the rows that does not depend on the factor."""
+def _factor(among: Floats, residual: Floats, apart: Floats, noise: float) -> float:
+    """The most likely of `FACTORS`. ``apart``: covariance of the rows that does not depend on the factor, with
+    the square of ``noise`` in it for each row."""
     factors, count = np.array(FACTORS), len(residual)
     # The Cholesky factor of a matrix with the residual as one more row has the residual's quadratic form in its last
     # row, as well as the determinant on its diagonal.
     bordered = np.empty((len(factors), count + 1, count + 1))
     bordered[:, :count, :count] = factors[:, None, None] ** 2 * among + apart
     bordered[:, count, :count] = bordered[:, :count, count] = residual
-    bordered[:, count, count] = border = 1 + float(residual @ residual) / float(np.diag(apart).min())
+    # The quadratic form is at most the residual's square over the least eigenvalue, and that is at least noise².
+    bordered[:, count, count] = border = 1 + float(residual @ residual) / noise**2
     root = np.linalg.cholesky(bordered)
     squares = border - root[:, count, count] ** 2
     size = 2 * np.log(np.diagonal(root, axis1=1, axis2=2)[:, :count]).sum(axis=1)

@@ -16,6 +16,7 @@ from docs.tools import (
 from docs.tools.accuracy_scores import scores, spearman, verdicts
 from docs.tools.other_hosts import ON_OTHER_HOSTS
 from docs.tools.write_accuracy import CUTS, PAGES, page_of, put_section
+from results.errors import UltrasweepError
 from results.statistics import grade
 from results.statistics.grade import grade_of
 from results.tables.load import load
@@ -155,7 +156,7 @@ def test_sections_of_the_pages_can_be_filled() -> None:
     assert {page_of(name) for name in names} == set(PAGES)
     for name in names:
         assert "\nnew\n" in put_section(page_of(name).read_text(), name, "new")
-    with pytest.raises(AssertionError, match="no section"):
+    with pytest.raises(UltrasweepError, match="no section nothing: a line <!-- nothing: begin -->"):
         put_section(PAGES[0].read_text(), "nothing", "new")
 
 

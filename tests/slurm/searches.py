@@ -145,7 +145,7 @@ class SearchRun:
         (at,) = [n for n, line in enumerate(lines) if line.startswith(f"{model} on {world_size}, ")]
         after = lines[at + 1 :]
         count = next((n for n, line in enumerate(after) if not line.startswith("  ")), len(after))
-        return [line.strip().rpartition(":")[0] for line in after[:count] if line.endswith((" run", " runs"))]
+        return [line.strip().rpartition(":")[0] for line in after[:count] if " s a step, " in line]
 
     def summary(self) -> str:
         """Short summary of the search."""

@@ -6,15 +6,18 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from launchers.state.queue import Claim, QueueReader
 from launchers.status.run_summary import RunSummary
+from results.tables.store import read_runs
 from sweep.running.run import Queued, enqueue
+from sweep.searching import rounds
 from sweep.searching.feeding import Feeder
 from sweep.searching.rounds import next_points, read_round
 from sweep.searching.search_run import Search, run_search
-from sweep.searching.space import RUNNING
+from sweep.searching.space import OOM, OTHER, RUNNING
 from tests.sweep.searching.test_run import SMALL, Cluster, best_s, off, searched
 from workloads.spec.experiment import layout_id
 
@@ -98,6 +101,34 @@ def test_what_waits_is_what_promises_most_by_now(tmp_path: Path) -> None:
     assert [one.slow_step_s for one in wanted] == [pytest.approx(1.5 * ended)] * 2
     points = {layout_id(p.experiment): p for p in reader.waiting()}
     assert all(points[layout_id(one.point.experiment)].slow_step_s == one.slow_step_s for one in wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("outcome", "state"), [("oom", OOM), ("ok", RUNNING)])
+def test_a_point_that_ends_while_the_folder_is_read_is_not_chosen_again(
+    outcome: str, state: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are read before the queue. A point that ends between has no row in this look, only its outcome."""
+    search = searched(tmp_path, *SMALL)
+    feed, queued = feeder(search)
+    feed.look()
+    claim = QueueReader(queued.sweep, "pilot", print).claim_next(lambda found: found)
+    assert claim is not None
+    place, settings = search.planned.place_of[layout_id(claim.point.experiment)], search.prepared.plan.config.search
+
+    def rows_and_then_an_end(path: Path) -> pa.Table:
+        found = read_runs(path)
+        if claim.path.exists():
+            claim.path.rename(queued.sweep.done / f"{claim.stem}@{outcome}.json")
+        return found
+
+    monkeypatch.setattr(rounds, "read_runs", rows_and_then_an_end)
+    now = read_round(queued.sweep, search.planned, settings, "measured")
+    assert now.session.seen.state[place] == state and not now.session.seen.failures[place]
+    assert place not in [one.place for one in next_points(now, settings)]
+    # An end without a usable row, which the next look knows, is a failure.
+    later = read_round(queued.sweep, search.planned, settings, "measured").session.seen
+    assert (later.state[place], later.failures[place]) == ((OOM, 0) if outcome == "oom" else (OTHER, 1))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from sweep.composing.search_settings import Settings
 from sweep.searching.choice import CellView, best_repeat, look
 from sweep.searching.session import Session
 from sweep.searching.space import Seen
-from sweep.searching.surrogate import KERNEL, NOISE_RUNS, Belief, fit
+from sweep.searching.surrogate import KERNEL, NOISE_RUNS, Belief, believe, fit
 from tests.sweep.searching.spaces import space as some_space
 
 
@@ -28,6 +28,19 @@ def test_noise_comes_from_repeats_by_hand() -> None:
     squares = NOISE_RUNS * KERNEL.noise**2 + log(3) ** 2 / 2
     assert fit(space, seen).noise == pytest.approx((squares / (NOISE_RUNS + 1)) ** 0.5)
     assert exp(seen.log_time[0]) == pytest.approx(3**0.5), "the median of its runs"
+
+
+def test_rows_that_all_deviate_and_of_which_some_are_repeats_can_be_fitted() -> None:
+    """Two layouts are far from each other, so that both get a deviation of their own, and one has six runs."""
+    space, _ = some_space(count=6, cells=1, spread=0.02)
+    seen = Seen.nothing(len(space))
+    seen.ended(0, "ok", exp(-0.1), 0.0)
+    for run in range(6):
+        seen.ended(1, "ok", exp(0.1 + (0.03 if run % 2 else -0.03)), 0.0)
+    fitted = fit(space, seen)
+    assert (fitted.own > 0).all() and fitted.noise == pytest.approx(0.03, abs=0.002)
+    mean = believe(space, seen, np.array([0, 1]), fitted=fitted).mean
+    assert mean - space.log_time[:2] == pytest.approx([-0.1, 0.1], abs=0.03)
 
 
 def test_the_stated_probability_follows_the_noise() -> None:
