@@ -46,13 +46,15 @@ done."""
 def section(path: Path) -> str:
     """Errors by source, with dense models, context parallelism and experts apart; of sources with `FEWEST` rows also
     from ten of them."""
-    rows = as_published(read_table(path).reset_index(drop=True))
-    rows = rows.join(predict_frame(_told(rows), None).predictions.add_prefix("of_"))
+    columns = read_table(path).reset_index(drop=True)
+    rows = as_published(columns)
+    columns, rows = (one.join(predict_frame(_told(one), None).predictions.add_prefix("of_")) for one in (columns, rows))
     groups, experts = _group(rows), numeric(rows["num_experts"]) > 0
     lines = [
         _line("all rows, nothing fitted", rows),
         _line("dense models, nothing fitted", rows[~experts]),
         _line("mixtures of experts, nothing fitted", rows[experts]),
+        _line("mixtures of experts, from their columns alone", columns[experts]),
     ]
     for source, own in rows.groupby(_source(rows), sort=True):
         kinds = groups[own.index]

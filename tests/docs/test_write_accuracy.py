@@ -81,11 +81,36 @@ def test_random_hosts_touch_only_the_rows_that_wait() -> None:
 
 
 def test_machines_are_further_apart_where_the_host_sets_the_pace() -> None:
-    apart = accuracy_limits.machines_apart(RECORDED, ON_OTHER_HOSTS)
+    apart = accuracy_limits.machines_apart(accuracy_limits.rows_of_machines(RECORDED, ON_OTHER_HOSTS))
     assert len(apart) == len(apart[["gpu", "layout"]].drop_duplicates()), "a layout is of one kind on all machines"
     assert (apart["ratio"] >= 1).all() and len(apart) > 40
     for _, of_gpu in apart.groupby("gpu"):
         assert of_gpu[of_gpu["waits"]]["ratio"].median() > of_gpu[~of_gpu["waits"]]["ratio"].median() + 0.1
+
+
+def test_the_least_error_is_that_of_one_run_around_the_mean_of_its_layout() -> None:
+    """A layout of three runs on two machines: only runs of different machines are compared. Another engine's version,
+    and a layout that says more than columns, are compared with nothing."""
+    one = recorded_table().query("gpu == 'NVIDIA H200' and status == 'ok'").head(1)
+    runs = pd.concat([one] * 6, ignore_index=True).assign(
+        step_time_s=[1.0, 1.2, 1.1, 5.0, 7.0, 9.0],
+        layout=["a"] * 4 + ["b"] * 2,
+        machine=["here", "there", "there", "there", "here", "there"],
+        plain=[True] * 4 + [False] * 2,
+        waits=True,
+        host_launch_s=np.nan,
+    )
+    runs.loc[3, "code_version"] = "another"
+    (found,) = accuracy_limits.least_errors(runs).to_dict("records")
+    expected = (np.log(1.2) + np.log(1.1)) / 2 / np.sqrt(2)
+    assert (found["layout"], found["waits"]) == ("a", True)
+    assert found["off"] == pytest.approx(expected) and found["with_launches"] == pytest.approx(expected)
+
+
+def test_launches_explain_some_of_the_least_error_of_hosts() -> None:
+    least = accuracy_limits.least_errors(accuracy_limits.rows_of_machines(RECORDED, ON_OTHER_HOSTS))
+    waits, rest = (part[["off", "with_launches"]].mean() for part in (least[least["waits"]], least[~least["waits"]]))
+    assert waits["with_launches"] < 0.8 * waits["off"] and rest["off"] < 0.3 * waits["off"]
 
 
 def test_rehearsals_are_put_together_as_they_are_now() -> None:

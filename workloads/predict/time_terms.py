@@ -19,7 +19,7 @@ host        a layer never takes less time than the host needs to launch it, plus
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
 pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest; no fill if the pace is that
             of a host that runs ahead of messages; the fill is divided by v chunks if m is p or more, with fewer
-            micro-batches by less, in proportion to (m - 1) / (p - 1)
+            micro-batches by less, in proportion to (m - 1) / (p - 1); stages at the ends have fewer messages
 dp          gradients are reduced during the last backward; the excess over it, and a share of the rest, is exposed
 optimizer   its bytes over memory bandwidth, and a fixed time a step
 
@@ -195,7 +195,10 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     accumulated = p["accumulate"] * summed[:, None] * sizes
     if "cast" in p:
         accumulated = accumulated + (p["cast"] * facts.autocasts / x.memory_bandwidth)[:, None] * sizes
-    per_stage = accumulated + (p["micro_fixed"] / x.scaled + 2 * _message(x, facts, p))[:, None]
+    # Half of a message's seconds pass at its sender and half at its receiver: four halves a chunk and micro-batch, two
+    # less at either end of the pipeline. While it fills, a receiver has nothing else to do, and one half counts.
+    messages = (2 * x.vpp[:, None] - stages.first - stages.head) * _message(x, facts, p)[:, None]
+    per_stage = accumulated + (p["micro_fixed"] / x.scaled)[:, None] + messages
     m = x.micro_batches
     chunked = fill_share(x)
 
@@ -204,7 +207,9 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
         seconds = stages.layers * layer[:, None] + stages.head * (head + loss)[:, None] + per_stage
         seconds = seconds * (stages.number > 0)
         slowest: Floats = seconds.max(axis=1)
-        return slowest, ((seconds * stages.number).sum(axis=1) - slowest) * chunked
+        through = (seconds - messages / 2) * (stages.number > 0)
+        pacing = np.take_along_axis(through, seconds.argmax(axis=1)[:, None], axis=1)[:, 0]
+        return slowest, ((through * stages.number).sum(axis=1) - pacing) * chunked
 
     slowest, fill = of_stages(device, head)
     faster = (m * slowest / (m * slowest + fill)) ** p["rest"]
@@ -332,13 +337,13 @@ def _context_parallel(x: Points, p: Mapping[str, float]) -> Floats:
 
 
 def _message(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
-    """Seconds of one micro-batch's messages of one direction between two stages; zero without a pipeline."""
+    """Seconds of one message between two stages; zero without a pipeline."""
     stride = x.gpus / x.pp
     inside = x.pp * stride <= x.node
     link = slowest_rate(x, x.pp * stride) * p["p2p"]
     size = 2 * x.tokens * x.hidden / np.where(facts.sequence_parallel > 0, x.tp, 1.0)
     start = np.where((facts.slow_messages > 0) & ~inside, p["slow_message"], p["message"])
-    return np.where(x.pp > 1, x.vpp * (start + (1 - facts.overlaps_messages) * size / link), 0.0)
+    return np.where(x.pp > 1, start + (1 - facts.overlaps_messages) * size / link, 0.0)
 
 
 def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Floats, slowest: Floats) -> Floats:

@@ -124,11 +124,29 @@ def test_the_fill_of_an_interleaved_pipeline_is_the_simulated_one(pp: int, vpp: 
 
 
 def test_slow_messages_are_those_between_nodes() -> None:
-    """Two stages, four micro-batches, two messages of a second each: none of them inside one node."""
+    """Two stages, four micro-batches, messages of a second: half a second at either stage for each of two, and of the
+    fill's two only what one stage waits. None of them inside one node."""
     rows = [row(gpus=gpus, dp=gpus // 2, pp=2, grad_accum=4) for gpus in (8, 16)]
     values = {**DEVICE, "slow_message": 1.0}
     longer = parts(rows, values, slow_messages=1.0).pipeline - parts(rows, values, slow_messages=0.0).pipeline
-    assert longer == pytest.approx([0.0, 2.0 * (4 + 1)], abs=1e-9)
+    assert longer == pytest.approx([0.0, 4 + 0.5], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("pp", "vpp", "seconds"),
+    [
+        (2, 1, 4 * 1 + 0.5),
+        (4, 1, 4 * 2 + 0.5 + 0.5 + 1),  # a middle stage paces; the fill passes both ends and the other middle one
+        (8, 1, 8 * 2 + 0.5 + 0.5 + 5 * 1),
+        (2, 2, 4 * 3 + 1.5 / 2),  # one of four chunks each has the ends; the fill is divided by the chunks
+        (4, 2, 4 * 4 + (1.5 + 1.5 + 2) / 2),
+    ],
+)
+def test_stages_at_the_ends_have_fewer_messages(pp: int, vpp: int, seconds: float) -> None:
+    rows = [row(gpus=8 * pp, dp=8, pp=pp, vpp=vpp, grad_accum=max(4, pp), vocab=1)]
+    values = {**DEVICE, "slow_message": 1.0}
+    longer = parts(rows, values, slow_messages=1.0).pipeline - parts(rows, values, slow_messages=0.0).pipeline
+    assert longer.item() == pytest.approx(seconds, rel=1e-3)
 
 
 def test_tensor_parallelism_starts_later_between_nodes() -> None:
