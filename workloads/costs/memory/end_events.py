@@ -46,7 +46,7 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
         if x.zero3:
             steps[0][1]["weights"] = x.c * part.head
     if x.zero3 and x.shards > 1 and part.num_layers and not x.head_in_backward:
-        steps[:0] = _last_gathering(x, part, turn)
+        steps = [*_last_gathering(x, part, turn), *steps]
     return [*steps, ("head, forward", forward)]
 
 

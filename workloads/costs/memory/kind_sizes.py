@@ -40,6 +40,9 @@ class KindBytes(NamedTuple):
     saved."""
     forward: int
     """Needed in addition at the end of its forward."""
+    arriving: int
+    """Needed in addition when the backward of routed experts begins: the gradients of their outputs and of
+    the stream; 0 without experts, or if all is recomputed."""
     deferred: int
     """Held between the passes of a split backward."""
     reducing: int
@@ -167,7 +170,12 @@ def kind_bytes(
     exchanging = _exchanging_first(one, min(saved, total))
     first_half, ending = _first_half(one), _ending(one, stream, min(saved, total))
     forward, deferred = _forward(one), _deferred(one)
-    return KindBytes(saved, working, ending, forward, deferred, reducing, first_half, exchanging, of_host, of_input)
+    arriving = 0 if x is None else x.rows + stream - _freed_before_experts(one)
+    if one.recompute == "full":
+        arriving = 0  # all else is made again by then
+    return KindBytes(
+        saved, working, ending, forward, arriving, deferred, reducing, first_half, exchanging, of_host, of_input
+    )
 
 
 def saved_parts(e: Experiment, kind: Layer, c: int, *, recomputed: bool) -> dict[str, int]:

@@ -35,6 +35,9 @@ class LayerSizes(NamedTuple):
     forward: int
     """Bytes needed in addition to ``saved`` at the end of its forward."""
     forward_kept: int
+    arriving: int
+    """Bytes needed in addition to what is saved when the backward of its experts begins; 0 if that is not known."""
+    arriving_kept: int
     deferred: int
     """Bytes held between the two passes of a split backward."""
     first_half: int
@@ -164,6 +167,8 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool, experts_add: 
                 working_kept=max(working_kept, exchanging),
                 forward=saved.forward,
                 forward_kept=kept.forward,
+                arriving=saved.arriving,
+                arriving_kept=kept.arriving,
                 deferred=saved.deferred if splits else 0,
                 first_half=saved.first_half if splits and exchanging <= saved.working else 0,
                 block=rest if experts else with_modules if kind.ahead else largest,

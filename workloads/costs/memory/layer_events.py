@@ -19,7 +19,7 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
     if not part.classes:
         return []
     last_layer = _last_layer(x, part, turn)
-    steps: list[Step] = [("last layer, backward", last_layer)]
+    steps = [*_experts_gathered(x, part, turn, last_layer), ("last layer, backward", last_layer)]
     if part.experts and not turn.first_half:
         steps += _experts_of_last_layer(x, part, turn, last_layer)
     elif turn.reduces and not turn.first_half:
@@ -99,6 +99,16 @@ def _last_layer(x: Shared, part: Part, turn: Turn) -> Live:
         "fetched": part.fetched(0),
         "flat": _flat(x, part, turn),
     }
+
+
+def _experts_gathered(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step]:
+    """The copy of the last layer's experts from the buffer that ZeRO 3 has gathered them to, before their backward."""
+    size = part.classes[-1].size
+    arriving = size.arriving_kept if part.kept_after else size.arriving
+    if not x.zero3 or x.expert_shards == 1 or not size.experts or not arriving or turn.second_half:
+        return []
+    weights = x.b * part.last_block + 2 * x.b_experts * size.experts + x.c * part.tied
+    return [("last layer's experts, gathering", last_layer | {"weights": weights, "working": arriving})]
 
 
 def _working(x: Shared, part: Part, *, kept: bool) -> int:

@@ -12,6 +12,7 @@ from tests.workloads.costs.memory.traced import experiment, shortened, traced
 from tests.workloads.costs.shapes import QWEN3_30B
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
+from workloads.spec.mesh import rank_of
 from workloads.spec.model_spec import ModelSpec
 
 pytestmark = pytest.mark.slow
@@ -85,6 +86,34 @@ CASTS = {
 def test_a_shard_of_experts_and_its_cast_are_at_the_traced_peak(name: str) -> None:
     case = CASTS[name]
     assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.001)
+
+
+DENSE_FIRST = shortened(ROUTED["shared, full"].model, 2)
+UNITS = {
+    "experts in a forward": routed(
+        DENSE_FIRST, dp=2, zero_stage=3, microbatches=3, micro_batch_size=4, recompute="swiglu"
+    ),
+    "few experts in a forward": routed(
+        shortened(QWEN3_30B, 3), dp=8, zero_stage=3, ep=8, microbatches=2, micro_batch_size=4, recompute="full"
+    ),
+    "the head once more": routed(
+        DENSE_FIRST, dp=2, tp=2, etp=1, pp=2, ep=2, zero_stage=2, microbatches=2, micro_batch_size=8
+    ),
+    "a stage of a dense layer": routed(DENSE_FIRST, dp=4, tp=2, etp=1, pp=2, zero_stage=3, microbatches=4),
+    "the second of two layers with experts": routed(
+        shortened(QWEN3_30B, 4), dp=2, zero_stage=3, micro_batch_size=4, recompute="full", recompute_every=2
+    ),
+    "one micro-batch": routed(shortened(QWEN3_30B, 4), dp=2, pp=2, zero_stage=3, micro_batch_size=4),
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(UNITS), 2, seconds=4))
+def test_units_that_are_gathered_are_those_of_the_stage(name: str) -> None:
+    """ZeRO 3 gathers blocks of the stage's own layers, and no unit before the first one of the first micro-batch. In a
+    last backward the head of the micro-batch before is gathered again."""
+    case = UNITS[name]
+    peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(case.pp)]
+    assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=0.001)
 
 
 @pytest.mark.parametrize("name", sampled(list(AGAIN), 2, seconds=3))

@@ -59,6 +59,33 @@ def test_reductions_of_all_layers_are_in_the_peak(name: str) -> None:
     assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.001)
 
 
+def stages(rounds: int, **fields: Any) -> Experiment:
+    sequences = rounds * fields.get("dp", 1)
+    return Experiment.canonical(
+        model=small(6), seq_len=128, global_batch_size=sequences, pp=2, pp_split="even", **fields
+    )
+
+
+STAGES = {
+    f"{schedule}, ZeRO {zero}, {rounds} x 128 tokens": stages(
+        rounds, dp=min(zero + 1, 2), zero_stage=zero, pp_schedule=schedule, gradient_accumulation_fusion=False
+    )
+    for schedule in ("1f1b", "gpipe")
+    for zero in (0, 1, 2, 3)
+    for rounds in (1, 2, 4)
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(STAGES), 2, seconds=3))
+def test_last_reductions_of_stages_are_in_the_peak(name: str) -> None:
+    """A stage's output, the gradient that it received and that of its input are there until the backward ends. With
+    ZeRO 3 a micro-batch is so small here that the input of a gather counts, which the closed form leaves out."""
+    case = STAGES[name]
+    peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(2)]
+    near = 0.02 if case.zero_stage == 3 and case.pp_schedule == "1f1b" else 0.0015
+    assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=near)
+
+
 ONE_LAYER = {
     **{
         f"ZeRO {stage}, {rounds} micro-batches": experiment(
