@@ -2,12 +2,13 @@
 
 Its `Trainer` is subclassed and its ``train_step`` is unchanged. Two things that it expects from torch 2.14 are replaced
 under torch 2.13: how parameters carry their sharding (`torchtitan03_config.BACKEND`) and pipeline schedules that take
-lists of micro-batches (`torchtitan03_pipeline`).
+lists of micro-batches (`_take_lists`).
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 from collections.abc import Iterator
@@ -29,7 +30,6 @@ from workloads.adapters.graph_memory import GraphMemory
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.adapters.torchtitan03_config import has_cuda_graphs, trainer_config
 from workloads.adapters.torchtitan03_models import fill
-from workloads.adapters.torchtitan03_pipeline import take_lists
 from workloads.contract.protocol import Breakdown, MeasureSpec
 from workloads.costs.traffic.sent import Traffic
 from workloads.engine.training.clock import Clock
@@ -109,7 +109,7 @@ class _Trainer(Trainer):
         self._is_graphed = clock.cuda and has_cuda_graphs(experiment)
         super().__init__(trainer_config(experiment, _LastMetrics.Config()))
         if experiment.pp > 1:
-            take_lists(self.pp_schedule)
+            _take_lists(self.pp_schedule)
 
     def init_distributed(self) -> ParallelDims:
         """Axes of the layout over the process group that the rank has made."""
@@ -148,3 +148,19 @@ class _LastMetrics(Configurable):
 
     def log(self, step: int, loss: float, largest: float, grad_norm: float, extra_metrics: object = None) -> None:
         self.loss_and_norm = (loss, grad_norm)
+
+
+def _take_lists(schedule: Any) -> None:
+    """Replace ``schedule.step`` if it has no argument for lists of micro-batches, as torchtitan passes them: torch's
+    pipeline schedules take them from 2.14 on, and before a whole batch alone, which they split themselves."""
+    if "arg_mbs" in inspect.signature(schedule.step).parameters:
+        return
+    stages = getattr(schedule, "_stages", None) or [schedule._stage]
+
+    def step(*, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any, losses: Any, loss_kwargs: Any, **_: Any) -> None:
+        for stage in stages:
+            stage.has_backward = True
+            stage.clear_runtime_states()
+        schedule._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, False, loss_kwargs=loss_kwargs)
+
+    schedule.step = step
