@@ -160,9 +160,10 @@ _NOTHING_OF_LAYERS: Live = dict.fromkeys(
 
 def last_ahead(x: Shared, part: Part, turn: Turn) -> int:
     """Bytes of the last unit of an earlier forward, which FSDP gathers ahead in the backward of the first unit: the
-    head, in the last backward with every ZeRO stage, or with ZeRO 3 a block, which is gathered already if it is the
+    head, in a last backward that is not split with every ZeRO stage, or with ZeRO 3 a block, which is gathered already
+    if it is the
     only one. A tied weight stays gathered."""
-    if not turn.earlier or x.shards == 1 or part.tied or not (x.zero3 or turn.last):
+    if not turn.earlier or x.shards == 1 or part.tied or not (x.zero3 or (turn.last and not x.splits)):
         return 0
     if part.head or not x.zero3 or (part.num_layers == 1 and not part.has_embedding):
         return x.c * part.head
