@@ -160,9 +160,8 @@ _NOTHING_OF_LAYERS: Live = dict.fromkeys(
 
 def last_ahead(x: Shared, part: Part, turn: Turn) -> int:
     """Bytes of the last unit of an earlier forward, which FSDP gathers ahead in the backward of the first unit: the
-    head, in a last backward that is not split with every ZeRO stage, or with ZeRO 3 a block, which is gathered already
-    if it is the
-    only one. A tied weight stays gathered."""
+    head, with every ZeRO stage in a last backward that is not split, or with ZeRO 3 a block, which is gathered already
+    if it is the only one. A tied weight stays gathered."""
     if not turn.earlier or x.shards == 1 or part.tied or not (x.zero3 or (turn.last and not x.splits)):
         return 0
     if part.head or not x.zero3 or (part.num_layers == 1 and not part.has_embedding):
@@ -174,10 +173,10 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The end of a backward: the last unit's gradient exists or is reduced, and so are all others.
 
     A stage other than the last still holds the gradient that it received and its output, one other than the first the
-    gradient of its input. With ZeRO 3 FSDP has gathered the last unit
-    of the previous forward: the head, or else a block. Two more steps may be higher then: the embedding's backward
-    before its gradient is reduced, and the beginning of the next forward, when the reduced flat copy still exists with
-    two gathered copies of its first unit, or one of the first block.
+    gradient of its input. With ZeRO 3 FSDP has gathered the last unit of the previous forward: the head, or else a
+    block. Two more steps may be higher then: the embedding's backward before its gradient is reduced, and the beginning
+    of the next forward, when the reduced flat copy still exists with two gathered copies of its first unit, or one of
+    the first block.
 
     At the end of the input-gradient pass of a split backward, the tensors for the weight-gradient pass still exist. The
     only weight gradient is the embedding's, which FSDP reduces then (`GradientSync._tell_ends` in the engine).
