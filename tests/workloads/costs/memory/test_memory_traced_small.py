@@ -82,7 +82,7 @@ def test_last_reductions_of_stages_are_in_the_peak(name: str) -> None:
     ZeRO 3 a micro-batch is so small here that the input of a gather counts, which the closed form leaves out."""
     case = STAGES[name]
     peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(2)]
-    near = 0.02 if case.zero_stage == 3 and case.pp_schedule == "1f1b" else 0.0015
+    near = 0.02 if case.zero_stage == 3 and case.pp_schedule == "1f1b" else 0.002
     assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=near)
 
 
