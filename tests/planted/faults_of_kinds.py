@@ -12,7 +12,7 @@ _GATES, _POSITIONS = {"layers": "gate_of_elements", **TWO}, {"layers": "position
 _HEADS = {"layers": "gate_of_heads", "tp": 2, "micro_batch_size": 4}
 _WINDOW_RING = {"layers": "sliding", "cp": 2, "cp_kind": "ring", "micro_batch_size": 4, "seq_len": 20}
 _SINK_RING = {**_WINDOW_RING, "layers": "sinks"}
-_EXPERTS, _ACTIVATION = ENGINE + "layers.kind_experts:KindExperts.", ENGINE + "kind_ops.weighted_activations:"
+_EXPERTS, _ACTIVATION = ENGINE + "layers.experts:Experts.", ENGINE + "kind_ops.weighted_activations:"
 _LATENT_EXPERTS, _LATENT = ENGINE + "layers.latent_experts:LatentExperts.forward", {"layers": "latent_experts", **TWO}
 _SUMMED = ENGINE + "collectives.whole_norm:_summed"
 _CLAMPED = {"layers": "clamped_experts", **TWO}
@@ -210,7 +210,7 @@ KINDS: list[Fault] = faults_of(
         "the second bias of experts counts once for every rank of their columns",
         _EXPERTS + "forward",
         "weights_M, part=self.etp_rank",
-        "weights_M * (self.mlp.width // self.down.shape[1]), part=self.etp_rank",
+        "weights_M * (self.expert.width // self.down.shape[1]), part=self.etp_rank",
         _DIVIDED_EXPERTS,
     ),
     (

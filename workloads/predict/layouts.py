@@ -23,7 +23,7 @@ import numpy as np
 
 from workloads.costs.shape.params import matmul_of
 from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memory
-from workloads.costs.time.layer_times import attention_relative
+from workloads.costs.time.attention_rates import attention_relative
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.experts.overheads import host_waits_of_experts, host_work_of_experts
 from workloads.predict.hardware import CALIBRATED_AT

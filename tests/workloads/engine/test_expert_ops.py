@@ -9,17 +9,15 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck
-from torch.nn import functional
 
+from tests.workloads.engine.kind_op_checks import row_groups
 from tests.workloads.engine.op_checks import compare, randn
 from workloads.engine.collectives.communication import Axis
 from workloads.engine.collectives.dispatch import Dispatch, capacity_of, orders_with
 from workloads.engine.layers.routing import forced_choice
 from workloads.engine.ops import backend
-from workloads.engine.ops.grouped_linear import RowGroups, grouped_linear
+from workloads.engine.ops.grouped_linear import grouped_linear
 from workloads.engine.ops.permute import collect_rows, reorder_rows, spread_rows
-from workloads.engine.ops.weighted_swiglu import weighted_swiglu
 from workloads.spec.model_spec import MoESpec
 
 ALONE = Axis("ep", 1, 0, None)
@@ -37,10 +35,6 @@ def random_dispatch(
     return Dispatch.of_choice(choice.to(device), experts, ALONE, capacity)[0]
 
 
-def groups(sizes: list[int], device: str = "cpu") -> RowGroups:
-    return RowGroups(torch.tensor(sizes).cumsum(0).to(device, torch.int32), lambda: sizes)
-
-
 def check_permutations(tokens: int, size: int, copies: int, dtype: torch.dtype, device: str, tolerance: float) -> None:
     found = random_dispatch(tokens, 8, copies, device)
     order, place = found.order_N, found.place_Tk
@@ -53,7 +47,7 @@ def check_permutations(tokens: int, size: int, copies: int, dtype: torch.dtype, 
 
 
 def check_grouped(sizes: list[int], into: int, out: int, dtype: torch.dtype, device: str, tolerance: float) -> None:
-    which = groups(sizes, device)
+    which = row_groups(sizes, device)
 
     def plain(x: Tensor, weight: Tensor) -> Tensor:
         parts = zip(x.split(sizes), weight.view(len(sizes), out, into), strict=True)
@@ -64,16 +58,6 @@ def check_grouped(sizes: list[int], into: int, out: int, dtype: torch.dtype, dev
         randn(len(sizes) * out, into, dtype=dtype, device=device),
     ]
     compare(lambda x, w: grouped_linear(x, w, which), plain, inputs, tolerance)
-
-
-def check_weighted_swiglu(rows: int, size: int, dtype: torch.dtype, device: str, tolerance: float) -> None:
-    weights = randn(rows, dtype=backend.accumulation_dtype(dtype), device=device)
-
-    def plain(x: Tensor, w: Tensor) -> Tensor:
-        gate, up = x.chunk(2, -1)
-        return functional.silu(gate) * up * w[:, None]
-
-    compare(weighted_swiglu, plain, [randn(rows, 2 * size, dtype=dtype, device=device), weights], tolerance)
 
 
 @pytest.mark.parametrize("elements", [1 << 20, 40], ids=["one block", "many blocks"])
@@ -89,10 +73,6 @@ class TestFloat64:
     def test_grouped_products(self, sizes: list[int]) -> None:
         check_grouped(sizes, 6, 4, torch.float64, "cpu", 1e-14)
 
-    def test_weighted_swiglu(self) -> None:
-        check_weighted_swiglu(7, 13, torch.float64, "cpu", 1e-14)
-        assert gradcheck(weighted_swiglu, (randn(3, 8).requires_grad_(), randn(3).requires_grad_()))
-
 
 @pytest.mark.gpu
 class TestOnGPU:
@@ -104,10 +84,6 @@ class TestOnGPU:
     @pytest.mark.parametrize("sizes", [[512] * 64, [0, 1000, 3, 0, 77], [8192]])
     def test_grouped_products(self, sizes: list[int]) -> None:
         check_grouped(sizes, 2048, 1536, torch.bfloat16, "cuda", 2**-7)
-
-    @pytest.mark.parametrize(("rows", "size"), [(32768, 768), (1000, 14336), (77, 2731)])
-    def test_weighted_swiglu(self, rows: int, size: int) -> None:
-        check_weighted_swiglu(rows, size, torch.bfloat16, "cuda", 2**-8)
 
     def test_forced_routing_never_waits_for_the_device(self) -> None:
         """A forced dispatch, its products and its way back launch without a synchronisation."""

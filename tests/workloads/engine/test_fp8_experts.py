@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.pool import Pool
+from tests.workloads.engine.kind_op_checks import row_groups
 from tests.workloads.engine.op_checks import check_casts_of_groups, randn, relative_error
-from tests.workloads.engine.test_expert_ops import groups
 from tests.workloads.engine.test_fp8 import TINY, UNIT, matrix, small
 from tests.workloads.engine.traffic_checks import built
 from workloads.engine.ops import fp8, fp8_grouped
@@ -53,7 +53,7 @@ def products(sizes: list[int], deferred: DeferredGradients | None = None) -> tup
     values, factors, _ = cast_weights(weight, len(sizes))
     x, parameter = x.requires_grad_(), torch.nn.Parameter(values, requires_grad=False)
     parameter.requires_grad_()
-    y = grouped_linear(x, parameter, groups(sizes), deferred, factors_G=factors)
+    y = grouped_linear(x, parameter, row_groups(sizes), deferred, factors_G=factors)
     if deferred is not None:
         deferred.collect(0)
     y.backward(grad)
@@ -97,9 +97,9 @@ def test_products_are_within_the_bounds_of_the_format(sizes: list[int]) -> None:
 def test_a_row_has_a_scale_of_its_own() -> None:
     x, weight = randn(32, INTO).bfloat16(), randn(2 * OUT, INTO, seed=1).bfloat16()
     values, factors, _ = cast_weights(weight, 2)
-    exact = grouped_product(x, values, groups([16, 16]), factors)
+    exact = grouped_product(x, values, row_groups([16, 16]), factors)
     x[5, 7] = 1e6
-    y = grouped_product(x, values, groups([16, 16]), factors)
+    y = grouped_product(x, values, row_groups([16, 16]), factors)
     assert torch.equal(y[:5], exact[:5]) and torch.equal(y[6:], exact[6:])
 
 
@@ -113,7 +113,7 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
     x, weight = matrix(32, INTO), matrix(2 * OUT, INTO, seed=5)
     values, factors, _ = cast_weights(weight, 2)
     x[3, 5] = bad
-    y = grouped_product(x, values, groups([16, 16]), factors)
+    y = grouped_product(x, values, row_groups([16, 16]), factors)
     assert y[3].isnan().all() and y[4:].isfinite().all()
 
 
@@ -186,7 +186,7 @@ def test_groups_one_by_one_where_the_device_has_no_kernel_for_all(
 ) -> None:
     x, weight, grad = inputs(sizes)
     values, factors, _ = cast_weights(weight, len(sizes))
-    which = groups(sizes)
+    which = row_groups(sizes)
 
     def found() -> Tensor:
         return rows_by_weights(grad if turned else x, values, factors, which.ends_G, which.sizes, turned=turned)
@@ -199,7 +199,7 @@ def test_groups_one_by_one_where_the_device_has_no_kernel_for_all(
 
 def test_no_rows_need_no_weights() -> None:
     values, factors, _ = cast_weights(inputs([128])[1], 1)
-    which = groups([0])
+    which = row_groups([0])
     assert rows_by_weights(matrix(0, INTO), values, factors, which.ends_G, which.sizes).shape == (0, OUT)
     turned = rows_by_weights(matrix(0, OUT), values, factors, which.ends_G, which.sizes, turned=True)
     assert turned.shape == (0, INTO)
@@ -216,7 +216,7 @@ def test_products_on_a_gpu(sizes: list[int], turned: bool, has_kernel: bool, mon
     count, into, out = len(sizes), 2048, 1536
     weight = randn(count * out, into, dtype=torch.bfloat16, device="cuda", seed=1)
     x = randn(sum(sizes), out if turned else into, dtype=torch.bfloat16, device="cuda")
-    which, (values, factors, wide) = groups(sizes, "cuda"), cast_weights(weight, count)
+    which, (values, factors, wide) = row_groups(sizes, "cuda"), cast_weights(weight, count)
     found = rows_by_weights(x, values, factors, which.ends_G, which.sizes, turned=turned)
     of_weight = wide.double() if turned else wide.double().transpose(1, 2)
     parts = zip(cast_rows(x).double().split(sizes), of_weight, strict=True)

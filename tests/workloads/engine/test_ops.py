@@ -217,11 +217,12 @@ def test_vocabulary_parallel_cross_entropy_on_nccl(nccl_pool: Pool) -> None:
 
 
 @pytest.mark.slow
-def test_kernels_under_the_interpreter() -> None:
+@pytest.mark.parametrize("script", ["op_checks.py", "kind_op_checks.py"])
+def test_kernels_under_the_interpreter(script: str) -> None:
     triton = pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("op_checks.py"))],
+        [sys.executable, str(Path(__file__).with_name(script))],
         cwd=ROOT,
         env=environment,
         check=False,

@@ -16,19 +16,18 @@ from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
 from workloads.costs.shape import fp8
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, counted_tokens, latent_up
 from workloads.costs.shape.peer_memory import shares_memory
+from workloads.costs.time.attention_rates import attention_relative, documents_relative, kind_relative, sink_passes
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
 from workloads.costs.time.recurrent_times import Passes, exchange_copies, kernel_passes
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
 from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
-from workloads.spec.documents.kernels import by_length, gathers_documents
+from workloads.spec.documents.kernels import gathers_documents
 from workloads.spec.experiment import Experiment
-from workloads.spec.layer_kinds.attention import Attention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.recurrent import Recurrent
-from workloads.spec.layer_kinds.spans import Window
 from workloads.spec.layer_kinds.weight import ROW_PARALLEL, Weight
 from workloads.spec.mesh import stride
 from workloads.spec.recurrent_kernels import Batch, Kernels
@@ -36,25 +35,6 @@ from workloads.spec.recurrent_kernels import Batch, Kernels
 ATTENTION_RELATIVE_EFFICIENCY = 0.74
 """Rate of causal attention over the rate of matmuls: cuDNN forward and backward reach 510 TFLOP/s, the matrix products
 of a Llama-3.1-8B layer 690, at 4096 tokens on H200 with torch 2.11."""
-
-FLASH4_RELATIVE, FLASH4_RELATIVE_64 = 1.09, 1.23
-"""Rate of FlashAttention-4 over that of cuDNN, forward and backward: with heads of 128, and of 64 or less, at 4,096
-tokens on H200 (results/recorded/h200_flash4/NOTE.md)."""
-
-DOCUMENTS_RELATIVE, DOCUMENTS_RELATIVE_64 = 0.4, 0.24
-"""Rate of FlexAttention on packed documents over that of cuDNN on whole sequences, for heads as above: what explains
-measured steps of Llama 8B and 1B on H200 (results/recorded/h200x2_updates_drawn/NOTE.md, h200x1_packed/NOTE.md). Blocks
-of 128 queries and keys that documents use in part are in it."""
-
-BY_LENGTH, BY_LENGTH_64 = (0.545, 950), (0.62, 1300)
-"""The same for FlashAttention's kernels for sequences of variable length, which take whole sequences
-(`workloads.spec.documents.kernels`): their rate on one long document, and the tokens by which every document seems
-longer, because of blocks that are used in part and of what a query costs besides its scores. Read from documents of
-mean 400 and 1,500 in 4,096 and 16,384 tokens on H200 (docs/grids.md, Packed documents)."""
-
-BY_LENGTH4, BY_LENGTH4_64 = (1.06, 940), (1.07, 1210)
-"""The same for FlashAttention-4's, over its rate on whole sequences: from those, and from three lists of documents in
-16,384 tokens on H200 (results/recorded/h200x2_documents/NOTE.md)."""
 
 ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
@@ -87,36 +67,6 @@ def _last_product(kind: Layer, hidden: int) -> int:
     return sum(one.outputs * one.inputs * one.copies for one in weights if one.name in ROW_PARALLEL)
 
 
-def attention_relative(e: Experiment) -> float:
-    """Rate of the layout's attention kernel over that of the usual one."""
-    if e.attention != "flash4":
-        return 1.0
-    return FLASH4_RELATIVE_64 if e.model.head_dim <= 64 else FLASH4_RELATIVE
-
-
-def documents_relative(e: Experiment) -> float:
-    """Rate of attention on packed documents over that on whole sequences."""
-    if e.documents is None:
-        return 1.0
-    if by_length(e):
-        if e.attention == "flash4":
-            rate, more = BY_LENGTH4_64 if e.model.head_dim <= 64 else BY_LENGTH4
-        else:
-            rate, more = BY_LENGTH_64 if e.model.head_dim <= 64 else BY_LENGTH
-        return rate / (1 + more / e.slowest_length)
-    return DOCUMENTS_RELATIVE_64 if e.model.head_dim <= 64 else DOCUMENTS_RELATIVE
-
-
-def window_relative(e: Experiment, kind: Layer) -> float:
-    """Rate of attention to a window over that of full attention: FlashAttention 2 computes it, and and a window is like
-    documents in which a query sees as many keys, on average half their length (`BY_LENGTH`)."""
-    mixer = kind.mixer
-    if not isinstance(mixer, Attention) or not isinstance(mixer.span, Window) or mixer.span.size >= e.slowest_length:
-        return 1.0
-    rate, more = BY_LENGTH_64 if mixer.head_dim <= 64 else BY_LENGTH
-    return rate / (1 + more / (2 * mixer.span.keys(e.slowest_length)))
-
-
 def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) -> LayerTimes:
     """Compute and exposed communication of one layer, in seconds. ``rates``: FLOP/s and bytes per second.
 
@@ -133,7 +83,7 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     trained = mixing.trained
     if isinstance(kind.mixer, Recurrent):
         trained = kind.mixer.kernel_flops()
-    rate = rates.attention * attention_relative(e) * documents_relative(e) * window_relative(e, kind)
+    rate = rates.attention * attention_relative(e) * documents_relative(e) * kind_relative(e, kind)
     attention = tokens * trained / e.tp / rate
     scores = tokens * mixing.untrained / e.tp / rate
     experts = ExpertTimes.of(e, cluster, rates, kind.mlp) if isinstance(kind.mlp, RoutedMLP) else NO_EXPERTS
@@ -149,6 +99,8 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     forward = matmul * in_fp8[0] + experts.forward_s + attention + scores + memory + casts[0] / rates.memory + of_head
     backward = matmul * (in_fp8[1] + in_fp8[2]) + ATTENTION_BACKWARD * attention
     backward += 2 * (passes / rates.memory + experts.permute_s) + experts.activation_back_s + experts.biases_back_s
+    sinks = sink_passes(e, kind, c)
+    forward, backward = forward + sinks[0] / rates.memory, backward + sinks[1] / rates.memory
     copied_s = exchange_copies(e, kind.mixer, c) / rates.memory
     forward, backward = forward + copied_s, backward + copied_s
     if kernels.passes is not None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of, device_row_blocks
+from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of, row_blocks
 from workloads.engine.ops.grouped_linear import RowGroups, weight_gradients
 
 _COLUMNS = 8
@@ -66,10 +66,16 @@ def _columns(bias: Tensor, groups: RowGroups, part: int) -> slice:
 
 
 def _add(y: Tensor, bias: Tensor, weights: Tensor | None, groups: RowGroups, part: int) -> Tensor:
-    if backend_of(y) is Backend.SHAPES:
+    backend = backend_of(y)
+    if backend is Backend.SHAPES:
         return y
     group, bias_GO, columns = _group_of_row(y, groups), bias.view(len(groups), -1), _columns(bias, groups, part)
-    for block in device_row_blocks(y):
+    if backend is Backend.TRITON:
+        from workloads.engine.kind_ops import triton_group_bias
+
+        triton_group_bias.add(y, bias_GO, weights, group, columns.start)
+        return y
+    for block in row_blocks(*y.shape):
         added = bias_GO[group[block]]
         if weights is not None:
             added = added * weights[block].unsqueeze(1)  # in fp32: rounded with the sum alone
@@ -92,8 +98,15 @@ def _sums(grad_NO: Tensor, weights_N: Tensor | None, groups: RowGroups) -> Tenso
 def _products(grad_NO: Tensor, bias: Tensor, groups: RowGroups) -> Tensor:
     """Product of each row with the bias of its group, [N], in the dtype of sums."""
     summed = grad_NO.new_empty(grad_NO.shape[0], dtype=accumulation_dtype(grad_NO.dtype))
-    if backend_of(grad_NO) is not Backend.SHAPES:
-        group, bias_GO = _group_of_row(grad_NO, groups), bias.view(len(groups), -1)
-        for block in device_row_blocks(grad_NO):
+    backend = backend_of(grad_NO)
+    if backend is Backend.SHAPES:
+        return summed
+    group, bias_GO = _group_of_row(grad_NO, groups), bias.view(len(groups), -1)
+    if backend is Backend.TRITON:
+        from workloads.engine.kind_ops import triton_group_bias
+
+        triton_group_bias.products(grad_NO, bias_GO, group, summed)
+    else:
+        for block in row_blocks(*grad_NO.shape):
             summed[block] = (grad_NO[block] * bias_GO[group[block]]).sum(1, dtype=summed.dtype)
     return summed

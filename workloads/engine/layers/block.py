@@ -16,7 +16,6 @@ from workloads.engine.collectives.tensor_products import TensorParallel
 from workloads.engine.kind_ops.document_attention import Seen
 from workloads.engine.layers.experts import ExpertParallel, Experts, RoutedFeedForward
 from workloads.engine.layers.kind_attention import KindAttention
-from workloads.engine.layers.kind_experts import KindExperts
 from workloads.engine.layers.kind_feed_forward import GatedShared, KindFeedForward
 from workloads.engine.layers.latent_attention import LatentAttention
 from workloads.engine.layers.latent_experts import LatentExperts
@@ -271,11 +270,7 @@ def _routed(prefix: str, model: ModelSpec, kind: Layer, experts: ExpertParallel)
     if shared is not None and mlp.shared_gate:
         shared = GatedShared(shared, held["scale"])
     parts = kind_experts(model, mlp, f"{prefix}.experts")
-    routed = (
-        KindExperts(parts, mlp, experts.sizes, experts.etp_rank)
-        if mlp.expert.bias or mlp.expert.activation != "silu"
-        else Experts(parts, experts.sizes, weights_inputs=mlp.weights_inputs)
-    )
+    routed = Experts(parts, experts.sizes, mlp.expert, weights_inputs=mlp.weights_inputs, etp_rank=experts.etp_rank)
     if mlp.latent:
         return LatentExperts(experts, Router(parts, experts.routing), routed, shared, parts)
     if not kind.normed_beside:

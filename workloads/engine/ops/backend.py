@@ -46,18 +46,8 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-_DEVICE_BLOCK_ELEMENTS = 1 << 24
-
-
-def device_row_blocks(x_NC: Tensor) -> Iterator[slice]:
-    """`row_blocks` of a matrix for operations without a kernel of their own: on CUDA, where every operation is a
-    launch, of 16 times as many elements, whose fp32 temporaries take 64 MiB each."""
-    rows, columns = x_NC.shape
-    return row_blocks(rows, columns, _DEVICE_BLOCK_ELEMENTS if x_NC.is_cuda else None)
-
-
-def row_blocks(rows: int, row_elements: int, elements: int | None = None) -> Iterator[slice]:
-    """Cut ``rows`` into slices of at most ``elements`` elements (`BLOCK_ELEMENTS`), and at least one row."""
-    step = max(1, (elements or BLOCK_ELEMENTS) // max(1, row_elements))
+def row_blocks(rows: int, row_elements: int) -> Iterator[slice]:
+    """Cut ``rows`` into slices of at most `BLOCK_ELEMENTS` elements, and at least one row."""
+    step = max(1, BLOCK_ELEMENTS // max(1, row_elements))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
