@@ -44,3 +44,6 @@ AXES: Mapping[str, Values] = {
     "engine_version": one_of(*(version for versions in ENGINE_VERSIONS.values() for version in versions), is_text=True),
 }
 """Rules by the names of axes. They are narrower than `FIELDS`: not everything that is stored can be run."""
+
+FRACTIONAL = frozenset(name for name, rule in AXES.items() if rule.accepts(0.5) or rule.accepts(1.5))
+"""Axes of shares and ratios. A derived value of any other name must be whole."""

@@ -2,7 +2,7 @@
 
     axes:    {tp: [1, 2], seq_len: 4096}            every combination; a single value is an axis of one
     zip:     {speed: {precision: [...], compile: [...]}}   axes that move together
-    derive:  {dp: world_size / (tp * pp)}           no point unless every value is a whole number of at least 1
+    derive:  {dp: world_size / (tp * pp)}           no point unless every count is a whole number of at least 1
     where:   {small: tp <= 8}                       filters; a point must pass all of them
     subsample: {count: 1000, seed: 0}               a random sample of the points that are left
 

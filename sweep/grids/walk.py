@@ -17,7 +17,7 @@ from math import prod
 from typing import Any
 
 from results.text.numbers import plural
-from sweep.grids.axes import AXES
+from sweep.grids.axes import AXES, FRACTIONAL
 from sweep.grids.columns import SHAPE_NAMES
 from sweep.grids.grid import CHECKED_FIELDS, COUNTED, POINT_FIELDS, GridAxis, GridSpec
 from workloads.spec.errors import InvalidSweep
@@ -258,8 +258,9 @@ class _Source:
         self.values[f"ended{number}"] = self._walk.not_whole.setdefault(name, defaultdict(int))
         self._add(f"{variable} = {source_of(derived, _variable)}")
         self._places[len(self.lines)] = f"derive.{name}"
-        self._add(f"if {variable}.__class__ is float:")
-        self._add(f"{variable} = int({variable}) if {variable}.is_integer() else None", 1)
+        if name not in FRACTIONAL:
+            self._add(f"if {variable}.__class__ is float:")
+            self._add(f"{variable} = int({variable}) if {variable}.is_integer() else None", 1)
         too_small = f" or {variable}.__class__ is int and {variable} < 1" if counted else ""
         self._add(f"if {variable} is None{too_small}:")
         self._add(f"ended{number}[{self._size}] += {weight}", 1)

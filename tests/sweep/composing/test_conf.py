@@ -10,6 +10,7 @@ from sweep.composing.conffiles import ConfFolders
 from sweep.composing.config import compose_sweep
 from sweep.composing.machine import clusters_of_device
 from sweep.grids.expand import expand_all
+from sweep.planning.auto_recompute import with_choices
 from sweep.planning.plan import make_plan
 from tests.sampling import sampled
 from tests.sweep.helpers import check_points_to_run
@@ -79,6 +80,16 @@ PARAMETERS = {
     "llama4_scout_4_layers": 2 * 202048 * 5120
     + 5120
     + 4 * (2 * 5120 * 5120 + 2 * 5120 * 1024 + 16 * 5120 + 17 * 3 * 5120 * 8192 + 2 * 5120),
+    # vocabulary twice, final norm, attention with norms of heads, a dense MLP, three with 128 experts and two shared
+    "dots_llm1_4_layers": 2 * 152064 * 4096
+    + 4096
+    + 4 * (4 * 4096 * 4096 + 2 * 128 + 2 * 4096)
+    + 3 * 4096 * 10944
+    + 3 * (128 * 4096 + 130 * 3 * 4096 * 1408),
+    # the same with norms over all heads, and 256 experts in both layers
+    "minimax_m2.5_2_layers": 2 * 200064 * 3072
+    + 3072
+    + 2 * (2 * 3072 * 6144 + 2 * 3072 * 1024 + 6144 + 1024 + 256 * (3072 + 3 * 3072 * 1536) + 2 * 3072),
     # eight MLPs with 256 experts, a shared one and its gate; six delta rules with convolution, decays and norm;
     # attention with a gate as large as its queries
     "qwen3_5_35b_a3b_8_layers": 2 * 248320 * 2048
@@ -225,6 +236,22 @@ def test_every_layout_of_the_grid_of_kinds_fits_two_gpus_in_a_short_step() -> No
         assert len(layouts) == 10
         assert len(experiments) == (20 if name in recurrent else 10)
         assert {e.tokens_per_step for e in experiments} == {8 * 4096}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "points", "longest_s"), [("mixtures_2gpu", 22, 1.0), ("settings_2gpu", 21, 3.0)])
+def test_grids_to_check_predictions_fit_two_gpus_and_keep_them_busy(name: str, points: int, longest_s: float) -> None:
+    config = compose_sweep([f"+grid={name}"])
+    expansion = with_choices(expand_all(config.grids, config.models.__getitem__), config.cluster)
+    plan = make_plan(config, expansion, "measured")
+    assert {(point.verdict, point.rule) for point in plan.points} == {("run", None)}
+    assert len(plan.points) == points
+    device_bytes = max(point.limit_bytes or 0 for point in plan.points)
+    for point in plan.points:
+        assert point.peak_bytes is not None and point.time is not None
+        assert point.peak_bytes < 0.85 * device_bytes
+        assert point.time.step_time_s < longest_s
+        assert point.experiment.tokens_per_step >= 16_384 * point.experiment.dp * point.experiment.cp
 
 
 def test_sizes_that_are_no_power_of_two_are_ordinary() -> None:

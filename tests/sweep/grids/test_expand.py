@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sweep.grids import walk
+from sweep.grids.axes import FRACTIONAL
 from sweep.grids.expand import Expansion, expand, expand_all
 from sweep.grids.grid import grid_from_dict
 from tests.fixed_task import fixed_tasks
@@ -85,6 +86,13 @@ def test_derived_values_must_be_whole_and_positive() -> None:
         (1, 8, 1),
         (1, 8, 16),
     ]
+
+
+def test_derived_shares_and_ratios_may_be_fractions() -> None:
+    expansion = grid(axes={"micro_batch_size": [1, 2, 4]}, derive={"optimizer_offload": "1 / micro_batch_size"})
+    assert layouts(expansion, "micro_batch_size", "optimizer_offload") == [(1, 1.0), (2, 0.5), (4, 0.25)]
+    assert not sum(expansion.dropped.values())
+    assert {"optimizer_offload", "capacity_factor", "routing_imbalance", "memory_budget"} == FRACTIONAL
 
 
 def test_derived_values_are_found_in_any_order() -> None:

@@ -120,6 +120,7 @@ def test_a_published_file_is_the_shipped_model(name: str, shipped: str, differin
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nemotron_3_nano_14_layers"),
         ("google/gemma-4-26B-A4B", "gemma_4_26b_a4b_6_layers"),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4_scout_4_layers"),
+        ("MiniMaxAI/MiniMax-M2.5", "minimax_m2.5_2_layers"),
     ],
 )
 def test_a_cut_model_is_the_first_layers_of_the_published_file(name: str, shipped: str) -> None:
