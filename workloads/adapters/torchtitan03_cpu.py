@@ -2,18 +2,21 @@
 
 - torchtitan treats such a machine as one with CUDA.
 - gloo has no pre-multiplied sum, which FSDP requests if gradients are not divided.
-- torch's flex attention has no backward pass on CPUs: plain attention with the same mask takes its place.
+- torch's flex attention has no backward pass on CPUs: plain attention with the same mask, which is
+  not compiled, takes its place.
 - Experts multiply in bf16 in every precision: here in that of their weights.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import AuxOutput, BlockMask
+from torch.nn.attention.flex_attention import AuxOutput, BlockMask, create_block_mask
+from torchtitan.models.common import attention as their_attention
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
 
@@ -27,6 +30,7 @@ def use_cpu() -> None:
         if name.startswith("torchtitan.") and getattr(module, "device_type", None) == "cuda":
             module.__dict__.update(device_type="cpu", device_module=torch.cpu)
     FlexAttention._compiled_flex_attn = staticmethod(_masked_attention)
+    their_attention._compiled_create_block_mask = partial(create_block_mask, device="cpu")
     GptOssGroupedExperts.forward = on_cpu(GptOssGroupedExperts.forward)
 
 

@@ -115,7 +115,7 @@ def check(layout: str, version: str, ours: Callable[..., Told]) -> None:
     own = ours(**{field: asked[field] for field in ("model", "routing") if field in asked})
     for told in run(of(engine_version=version, **asked)):
         assert [loss for loss, _ in told] == pytest.approx([loss for loss, _ in own], rel=1e-6)
-        assert [norm for _, norm in told] == pytest.approx([norm for _, norm in own], rel=2e-6)
+        assert [norm for _, norm in told] == pytest.approx([norm for _, norm in own], rel=1e-6)
 
 
 @trains
