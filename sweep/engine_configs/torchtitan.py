@@ -22,12 +22,13 @@ from sweep.engine_configs.draft import (
     Target,
 )
 from sweep.engine_configs.texts import commented, toml
+from sweep.engine_configs.torchtitan_kinds import lacks_in_02
 from sweep.engine_configs.torchtitan_models import MODULE, flavour_of, model_class, module_text
 from workloads.costs.shape.partition import experiment_layers
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
 
-TARGET = Target(name="torchtitan-0.2", version="torchtitan 0.2.2")
+TARGET = Target(name="torchtitan-0.2", version="torchtitan 0.2.2", lacks=lacks_in_02)
 FILE = "torchtitan.toml"
 
 DEGREES = {

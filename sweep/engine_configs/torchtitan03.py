@@ -23,13 +23,14 @@ from sweep.engine_configs.draft import (
     Target,
 )
 from sweep.engine_configs.torchtitan import COMPILE, ROUTING, SCHEDULES, SPLIT_BACKWARD, recompute_in_halves
-from sweep.engine_configs.torchtitan03_models import family_of, flavor_text, named, shape_text
+from sweep.engine_configs.torchtitan03_models import LONGEST, family_of, flavor_text, named, shape_text
+from sweep.engine_configs.torchtitan_kinds import gpt_oss_flavor, lacks
 from workloads.costs.shape.partition import experiment_layers
 from workloads.rules.torchtitan_support import FLEX_BLOCK
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
 
-TARGET = Target(name="torchtitan", version="torchtitan 0.3.0")
+TARGET = Target(name="torchtitan", version="torchtitan 0.3.0", lacks=lacks)
 MODULE, CONFIG = "ultrasweep_torchtitan", "layout"
 """Arguments of ``--module`` and ``--config``."""
 FILE = f"{MODULE}.py"
@@ -161,6 +162,8 @@ def _model(draft: Draft) -> tuple[list[str], str]:
     e = draft.experiment
     backend = "varlen" if e.attention == "flash" else "flex"
     converters = f"{FLOAT8}model_compile_enabled={e.compile == 'block'})" if e.precision.startswith("fp8") else ""
+    if e.model.layers is not None:
+        return _gpt_oss(draft, backend)
     if (flavor := named(e)) is not None:
         if flavor[0] == "llama3":
             draft.notes.append("its Llama scales rotary frequencies as Llama 3.1 does: other values, same speed")
@@ -173,6 +176,23 @@ def _model(draft: Draft) -> tuple[list[str], str]:
     if converters:
         imports.append("from torchtitan.components.quantization import Float8LinearConverter")
     return imports, text
+
+
+def _gpt_oss(draft: Draft, backend: str) -> tuple[list[str], str]:
+    """`_model` for a flavor of gpt-oss; what of a layout was not tried with it is refused."""
+    e, flavor = draft.experiment, gpt_oss_flavor(draft.experiment.model)
+    if flavor is None:
+        draft.refuse("model", "it is none of its flavors of gpt-oss")
+        return [], ""
+    for axis in ("pp", "cp"):
+        if getattr(e, axis) > 1:
+            draft.refuse(axis, "not tried with its gpt-oss")
+    if e.precision.startswith("fp8"):
+        draft.refuse("precision", "not tried with its gpt-oss; bf16 would work")
+    if e.seq_len > LONGEST["gpt_oss"]:
+        draft.refuse("seq_len", f"its gpt-oss has positions for {LONGEST['gpt_oss']}")
+    draft.notes.append("its gpt-oss scales rotary frequencies as published: other values, same speed")
+    return flavor_text("gpt_oss", flavor, backend, "")
 
 
 def _sharding(draft: Draft) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from sweep.engine_configs.draft import Draft
 from sweep.engine_configs.torchtitan_models import FLAVOURS, Family, flavour_among
@@ -24,7 +24,7 @@ FLAVOURS_03: Mapping[tuple[Family, str], Mapping[str, Any]] = {
     ("llama3", "3B"): {**LLAMA_1B, "num_layers": 28, "hidden_size": 3072, "num_heads": 24, "head_dim": 128},
 }
 """Its named shapes in our fields; fields not named here have our defaults."""
-LONGEST = {"llama3": 131_072, "qwen3": 40_960}
+LONGEST = {"llama3": 131_072, "qwen3": 40_960, "gpt_oss": 131_072}
 """The longest sequence of a flavor, by family."""
 CLASSES: Mapping[Family, tuple[str, str, str]] = {
     "llama3": ("Llama3Model", "Llama3TransformerBlock", "parallelize_llama"),
@@ -53,7 +53,9 @@ def family_of(draft: Draft) -> Family | None:
     return "qwen3" if model.moe or model.tie_embeddings or model.qk_norm or own_head else "llama3"
 
 
-def flavor_text(family: Family, flavor: str, backend: str, converters: str) -> tuple[list[str], str]:
+def flavor_text(
+    family: Family | Literal["gpt_oss"], flavor: str, backend: str, converters: str
+) -> tuple[list[str], str]:
     """Imports, and the function that gives the model specification of a flavor."""
     more = f", converters=[{converters}]" if converters else ""
     return [f"from torchtitan.models.{family} import model_registry"], (

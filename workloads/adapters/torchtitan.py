@@ -112,7 +112,9 @@ class _Trainer(Trainer):
         elif experiment.zero_stage == 0:
             self.loss_factor = float(experiment.dp)
         spec = train_spec(experiment)
-        spec.build_dataloader_fn = spec.build_tokenizer_fn = spec.state_dict_adapter = None
+        spec.build_dataloader_fn = spec.state_dict_adapter = None
+        # None of its tokens are read, but where it makes masks it asks for one.
+        spec.build_tokenizer_fn = (lambda *_: object()) if experiment.model.layers is not None else None
         spec.build_metrics_processor_fn = lambda *_: _LastMetrics()
         spec.build_loss_fn = lambda config, **_: _scaled(self.loss_factor, config)
         specs._extra_train_specs[NAME] = spec
@@ -129,7 +131,7 @@ class _Trainer(Trainer):
             cp=e.cp,
             tp=e.tp,
             pp=e.pp,
-            ep=1,
+            ep=e.ep,
             etp=1,
             world_size=e.world_size,
         )

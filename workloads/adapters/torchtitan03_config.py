@@ -87,7 +87,11 @@ def trainer_config(e: Experiment, metrics: Configurable.Config) -> Trainer.Confi
         parallelism=_parallelism(e),
         activation_checkpoint=FullAC.Config() if e.recompute == "full" else None,
         compile=CompileConfig(enable=e.compile == "block"),
-        debug=DebugConfig(seed=e.seed & (2**63 - 1), enable_structured_logging=False),
+        debug=DebugConfig(
+            seed=e.seed & (2**63 - 1),
+            enable_structured_logging=False,
+            moe_force_load_balance=e.routing == "balanced",
+        ),
     )
 
 
@@ -102,7 +106,7 @@ def _loss(e: Experiment) -> Any:
 
 def has_cuda_graphs(e: Experiment) -> bool:
     """Whether the forward and backward pass are captured, which is torchtitan's default where it can."""
-    return e.pp == 1
+    return e.pp == 1 and e.ep == 1
 
 
 def _parallelism(e: Experiment) -> ParallelismConfig:
@@ -118,6 +122,7 @@ def _parallelism(e: Experiment) -> ParallelismConfig:
         tensor_parallel_degree=e.tp,
         enable_sequence_parallel=e.sequence_parallel,
         context_parallel_degree=e.cp,
+        expert_parallel_degree=e.ep,
         pipeline_parallel_degree=e.pp,
         spmd_backend=BACKEND,
         pipeline_parallel_schedule=SCHEDULES[e.pp_schedule],

@@ -2,11 +2,13 @@
 
 Its Llama is used for dense models; its Qwen3 for those that need what Llama lacks (tied embeddings, norms of queries
 and keys, a head size that is not hidden size over heads). Queries, keys and values are one matrix, as in its flavors.
+Of layers that numbers do not describe it has gpt-oss (`workloads.adapters.mixtures.torchtitan03_gpt_oss`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torchtitan.models.qwen3.model import Qwen3Model, Qwen3TransformerBlock
 from torchtitan.models.qwen3.parallelize import parallelize_qwen3
 from torchtitan.protocols.model_spec import ModelSpec as TheirSpec
 
+from workloads.adapters.mixtures.torchtitan_weights import value_of
 from workloads.adapters.sharded_copy import copy_whole
 from workloads.engine.collectives.parameters import initial_part
 from workloads.rules.torchtitan_support import torchtitan_model
@@ -73,6 +76,12 @@ def model_spec(e: Experiment) -> TheirSpec:
             ),
         )
 
+    made = [layer() for _ in range(m.num_layers)] if m.layers is None else []
+    parallelize = parallelize_llama if is_llama else parallelize_qwen3
+    if m.layers is not None:
+        from workloads.adapters.mixtures import torchtitan03_gpt_oss as gpt_oss
+
+        model, made, parallelize = gpt_oss.MODEL, gpt_oss.layers(e), gpt_oss.PARALLELIZE
     return TheirSpec(
         name="ultrasweep",
         flavor=m.name,
@@ -83,9 +92,9 @@ def model_spec(e: Experiment) -> TheirSpec:
             tok_embeddings=Embedding.Config(num_embeddings=m.vocab_size, embedding_dim=m.hidden_size, param_init=_INIT),
             norm=norm(m.hidden_size),
             lm_head=Linear.Config(in_features=m.hidden_size, out_features=m.vocab_size, param_init=_INIT),
-            layers=[layer() for _ in range(m.num_layers)],
+            layers=made,
         ),
-        parallelize_fn=parallelize_llama if is_llama else parallelize_qwen3,
+        parallelize_fn=parallelize,
         pipelining_fn=pipeline_llm,
         post_optimizer_build_fn=None,
         state_dict_adapter=None,
@@ -97,8 +106,18 @@ def fill(parts: Iterable[nn.Module], e: Experiment) -> None:
     """Set every parameter to our seed's values."""
     for part in parts:
         for name, parameter in part.named_parameters():
+            if e.model.layers is not None:
+                initial = partial(initial_part, seed=e.seed, device=parameter.device, axes={})
+                copy_whole(value_of(e.model, _plain(name), initial), parameter)
+                continue
             own = [initial_part(weight, e.seed, parameter.device, {}) for weight in weights_of(e.model, name)]
             copy_whole(to_theirs(e.model, name, own), parameter)
+
+
+def _plain(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def weights_of(m: ModelSpec, name: str) -> list[Weight]:
@@ -108,8 +127,7 @@ def weights_of(m: ModelSpec, name: str) -> list[Weight]:
         "norm.weight": weights.final_norm,
         "lm_head.weight": weights.head,
     }
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
+    name = _plain(name)
     if name in ends:
         return [ends[name](m)]
     _, layer, short = name.removesuffix(".weight").split(".", 2)

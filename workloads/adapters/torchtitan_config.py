@@ -71,5 +71,7 @@ def job_config(e: Experiment) -> JobConfig:
     optimizer.lr, optimizer.beta1, optimizer.beta2, optimizer.eps = LEARNING_RATE, *BETAS, EPSILON
     optimizer.weight_decay = WEIGHT_DECAY
     config.lr_scheduler.warmup_steps, config.lr_scheduler.decay_ratio = 0, 0.0
+    parallel.expert_parallel_degree = e.ep
+    config.debug.moe_force_load_balance = e.routing == "balanced"
     config.debug.seed = e.seed & (2**63 - 1)
     return config

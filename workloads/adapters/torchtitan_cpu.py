@@ -3,11 +3,14 @@
 - torchtitan treats such a machine as one with CUDA.
 - gloo has no pre-multiplied sum, which FSDP requests if gradients are not divided.
 - torch's ring attention and its sharding of heads support only the kernels of CUDA.
+- Flex attention has no backward pass on CPUs, and its mask is compiled; copies are sorted by a
+  kernel of Triton and counted as whole numbers.
 """
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +18,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torchtitan.models import attention as their_attention
+from torchtitan.models.moe import MoE
+from torchtitan.models.moe import utils as moe_utils
+from torchtitan.models.moe.kernels import generate_permute_indices
 
+from workloads.adapters.mixtures.torchtitan_cpu_kernels import masked_attention, on_cpu
 from workloads.adapters.torchtitan_gloo import use_gloo as use_gloo
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -33,6 +42,18 @@ def use_cpu() -> None:
     ring.custom_ops.update(kernels)
     register_sharding(_FORWARD)(_by_heads)
     register_sharding(_BACKWARD)(_by_heads_backward)
+    their_attention.FlexAttentionWrapper._compiled_flex_attn = staticmethod(_flex)
+    their_attention._compiled_create_block_mask = partial(create_block_mask, device="cpu")
+    MoE.forward = on_cpu(MoE.forward)
+    moe_utils.generate_permute_indices = partial(generate_permute_indices, use_cpu=True)
+
+
+def _flex(
+    query: Tensor, key: Tensor, value: Tensor, *, block_mask: BlockMask, scale: float | None, return_lse: bool, **_: Any
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`torch.nn.attention.flex_attention.flex_attention` for what torchtitan's gpt-oss asks of it."""
+    out, sums = masked_attention(query, key, value, block_mask, scale, query.shape[1] // key.shape[1])
+    return (out, sums) if return_lse else out
 
 
 def _attend(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DTensor, DTensor]:

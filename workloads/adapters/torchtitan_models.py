@@ -1,7 +1,8 @@
 """torchtitan 0.2.2's model of our shape, with our initial values in its parameters.
 
 torchtitan's Llama is used for dense models; its Qwen3 for those that need what Llama lacks (tied embeddings, norms of
-queries and keys, a head size that is not hidden size over heads).
+queries and keys, a head size that is not hidden size over heads). Of layers that numbers do not describe it has gpt-oss
+and Llama 4 (`workloads.adapters.mixtures.torchtitan_args`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from torchtitan.models.llama3.model.args import RoPEScalingArgs, TransformerMode
 from torchtitan.models.qwen3.model.args import Qwen3ModelArgs
 from torchtitan.protocols.train_spec import ParallelizeFunction, TrainSpec
 
+from workloads.adapters.mixtures.torchtitan_args import kinds_spec
+from workloads.adapters.mixtures.torchtitan_weights import value_of
 from workloads.adapters.sharded_copy import copy_whole
 from workloads.engine.collectives.parameters import initial_part
+from workloads.rules.torchtitan_kinds import kinds_family
 from workloads.rules.torchtitan_support import torchtitan_model
 from workloads.spec import weights
 from workloads.spec.experiment import Experiment
@@ -42,6 +46,8 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module.")
 
 def train_spec(e: Experiment) -> TrainSpec:
     """Model specification for torchtitan's trainer: the class, how it is parallelised, and ``FLAVOR``, our shape."""
+    if (kinds := kinds_family(e.model)) is not None:
+        return kinds_spec(e, kinds, FLAVOR)
     family = torchtitan_model(e.model)
     spec: TrainSpec = importlib.import_module(f"torchtitan.models.{family}").get_train_spec()
     spec.model_args = {FLAVOR: _llama(e.model) if family == "llama3" else _qwen(e)}
@@ -99,8 +105,15 @@ def fill(parts: Iterable[nn.Module], e: Experiment) -> None:
     """Set every parameter to our seed's values."""
     for part in parts:
         for name, parameter in part.named_parameters():
-            own = initial_part(weight_of(e.model, name), e.seed, parameter.device, {})
-            copy_whole(to_theirs(e.model, name, own), parameter)
+            if e.model.layers is not None:
+                whole = value_of(e.model, _plain(name), partial(_initial, e, parameter.device))
+                copy_whole(whole, parameter)
+                continue
+            copy_whole(to_theirs(e.model, name, _initial(e, parameter.device, weight_of(e.model, name))), parameter)
+
+
+def _initial(e: Experiment, device: torch.device, weight: Weight) -> Tensor:
+    return initial_part(weight, e.seed, device, {})
 
 
 def weight_of(m: ModelSpec, name: str) -> Weight:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from workloads.adapters.mixtures.transformers_balance import Balance
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.contract.protocol import Breakdown, MeasureSpec
 from workloads.costs.traffic.sent import Traffic
@@ -48,10 +49,13 @@ class Transformers:
         self._accelerator: Any = settings.accelerator_of(experiment, rank, device)
         self._model: Any = None
         self._optimizer: Any = None
+        self._balance: Balance | None = None
 
     def build(self) -> None:
         e = self.experiment
         model = self._models.model_of(e, self.device)
+        if e.model.moe is not None:
+            self._balance = Balance(e, model)
         if e.recompute == "full" and not e.zero_stage:  # else by the FSDP plugin, around what is sharded together
             model.gradient_checkpointing_enable({"use_reentrant": False})
         optimizer = torch.optim.AdamW(
@@ -83,6 +87,8 @@ class Transformers:
                     norm = accelerator.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
                 optimizer.step()
                 optimizer.zero_grad()
+        if self._balance is not None:
+            self._balance.finish_step()
         mean = torch.stack(losses).double().mean() / e.dp
         dist.all_reduce(mean)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm

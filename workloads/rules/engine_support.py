@@ -13,6 +13,7 @@ from workloads.costs.shape.held_model import copies_of_heads
 from workloads.rules.engine_kinds import adapters_lack
 from workloads.rules.megatron_support import MEGATRON
 from workloads.rules.refusal import Refusal
+from workloads.rules.torchtitan_kinds import FAMILIES, kinds_family, kinds_lacking
 from workloads.rules.torchtitan_support import NEWER_REFUSALS, TORCHTITAN
 from workloads.rules.transformers_support import TRANSFORMERS, transformers_config
 from workloads.spec.engine_versions import ENGINE
@@ -79,6 +80,11 @@ def refused(experiment: Experiment, backend: str = "cuda") -> list[str]:
     if experiment.engine not in REFUSALS:
         return [f"engine={experiment.engine} is not one of {', '.join(REFUSALS)}"]
     lacking = adapters_lack(experiment.model)
+    if lacking and experiment.engine == "torchtitan" and (family := kinds_family(experiment.model)) is not None:
+        lacking = tuple(kinds_lacking(experiment.model, experiment.seq_len, experiment.engine_version))
+        if lacking:
+            what = f"its {FAMILIES[family]} lacks {'; '.join(lacking)}"
+            return [f"{name} cannot run model={experiment.model.name}: {what}"]
     if lacking and not (experiment.engine == "transformers" and transformers_config(experiment.model)):
         return [f"{name} cannot run model={experiment.model.name}: no reader here for {'; '.join(lacking)}"]
     entries = REFUSALS[experiment.engine]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 from workloads.rules.refusal import Refusal
+from workloads.rules.torchtitan_kinds import kinds_family
 from workloads.spec.engine_versions import ENGINE_VERSIONS, ENGINES
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
@@ -45,6 +47,77 @@ def _breaks_rounds(e: Experiment) -> bool:
     return has_rounds and e.num_microbatches % max(1, e.num_microbatches // e.pp) > 0
 
 
+def _divides(axis: str, e: Experiment) -> bool:
+    return _mixture(e) and getattr(e, axis) > 1
+
+
+def _mixture(e: Experiment) -> bool:
+    return kinds_family(e.model) is not None
+
+
+def _other_choice(e: Experiment) -> bool:
+    """Whether its forced choice, in turn over all tokens of a micro-batch, differs from ours, which begins anew with
+    every sequence."""
+    moe = e.model.moe
+    copies = e.seq_len * moe.experts_per_token if moe is not None else 0
+    return moe is not None and e.micro_batch_size > 1 and copies % moe.num_experts > 0
+
+
+_MIXTURES = (
+    Refusal(
+        "model",
+        lambda e: e.model.moe is not None and not _mixture(e),
+        "of models with experts its adapter builds gpt-oss and Llama 4 alone",
+    ),
+    Refusal(
+        "routing",
+        lambda e: _mixture(e) and e.routing == "skewed",
+        "the only load that it can force on experts is an even one; use balanced",
+    ),
+    Refusal(
+        "routing",
+        lambda e: _mixture(e) and e.routing == "learned" and e.model.moe is not None and e.model.moe.balance != "none",
+        "it balances experts by no loss, and by biases that it centres after each step; use balanced, or a model whose "
+        "experts are not balanced",
+    ),
+    Refusal(
+        "micro_batch_size",
+        lambda e: _mixture(e) and e.routing == "balanced" and _other_choice(e),
+        "it deals experts out over the whole micro-batch; use 1, or a seq_len of which all experts get equally many "
+        "copies",
+    ),
+    Refusal(
+        "capacity_factor",
+        lambda e: _mixture(e) and e.capacity_factor is not None,
+        "its experts drop no tokens; use null",
+    ),
+    Refusal(
+        "precision",
+        lambda e: _mixture(e) and e.precision == "fp32",
+        "on CUDA its experts multiply in bf16 whatever it is told; use bf16",
+        on="cuda",
+    ),
+    Refusal(
+        "precision",
+        lambda e: _mixture(e) and _is_fp8(e),
+        "its adapter is not tested with experts in fp8; use bf16",
+    ),
+    *(
+        Refusal(axis, partial(_divides, axis), f"its adapter runs models with experts by dp and ep alone; use {axis}=1")
+        for axis in ("tp", "cp", "pp")
+    ),
+    Refusal(
+        "ep",
+        lambda e: _mixture(e) and e.ep > 1 and (e.zero_stage not in (2, 3) or e.dp_shard % e.ep > 0),
+        "it sends tokens between ranks of dp that FSDP shards over; use zero_stage 2 or 3 and a divisor of dp_shard",
+    ),
+    Refusal(
+        "compile",
+        lambda e: _mixture(e) and e.compile != "none",
+        "its adapter is not tested with compiled experts; use none",
+    ),
+)
+"""What of models with experts no version runs through its adapter."""
 _OTHER_SHARDING = (
     Refusal(
         "zero_stage",
@@ -65,7 +138,7 @@ _OTHER_SHARDING = (
 """What every version would shard or reduce otherwise than the stage says."""
 
 TORCHTITAN = (
-    Refusal("model", lambda e: e.model.moe is not None, "its adapter builds dense layers only"),
+    *_MIXTURES,
     Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
     Refusal(
         "model",
@@ -176,7 +249,7 @@ def _uneven_tokens(e: Experiment) -> bool:
 
 _ALIKE = ("recompute", "recompute_every", "attention", "num_microbatches", "compile")
 TORCHTITAN_03 = (
-    Refusal("model", lambda e: e.model.moe is not None, "its adapter builds dense layers only"),
+    *_MIXTURES,
     Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
     Refusal(
         "precision",

@@ -59,8 +59,9 @@ def _other_experts(e: Experiment) -> bool:
     )
 
 
-def _balanced(e: Experiment) -> bool:
-    return e.model.moe is not None and e.model.moe.balance != "none"
+def _lacks_biases(e: Experiment) -> bool:
+    """Whether a mixture that numbers describe has biases of the choice: Mixtral and Qwen3-MoE have none."""
+    return e.model.layers is None and e.model.moe is not None and e.model.moe.balance == "bias"
 
 
 def _other_mixtral(e: Experiment) -> bool:
@@ -89,8 +90,8 @@ TRANSFORMERS = (
     ),
     Refusal(
         "model",
-        _balanced,
-        "it balances experts by another loss, or not at all; a model whose experts are not balanced would work",
+        _lacks_biases,
+        "its Mixtral and Qwen3-MoE have no biases that balance experts; balance=aux_loss and none would work",
     ),
     Refusal("model", _other_mixtral, "without qk_norm it would be Mixtral: experts in every layer, normalized weights"),
     Refusal(

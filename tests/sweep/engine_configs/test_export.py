@@ -270,6 +270,39 @@ def test_a_flavor_of_torchtitan_is_named_only_for_sequences_that_it_can_hold() -
         assert ('model_registry("30B-A3B"' in text) is is_named
 
 
+@pytest.mark.parametrize(
+    ("model", "fields", "told"),
+    [
+        ("gpt_oss_20b", {}, 'model_registry("20b", attn_backend="flex")'),
+        ("gpt_oss_120b", {"attention": "flash"}, 'model_registry("120b", attn_backend="varlen")'),
+        ("gpt_oss_20b_8_layers", {}, "no writer for a gpt-oss that is none of its flavors (20b, 120b)"),
+        ("gpt_oss_20b", {"routing": "learned"}, "model.moe.balance=aux_loss (it balances only by a bias)"),
+        ("gpt_oss_20b", {"pp": 2}, "pp=2 (not tried with its gpt-oss)"),
+        ("gpt_oss_20b", {"precision": "fp8_rowwise"}, "precision=fp8_rowwise (not tried with its gpt-oss"),
+        ("llama4_scout_4_layers", {}, "no writer for Llama 4, which it has no longer"),
+        ("gemma_4_26b_a4b_6_layers", {}, "no writer for sliding 1024 attention"),
+    ],
+)
+def test_layers_of_other_kinds_are_flavors_of_torchtitan_or_refused(
+    model: str, fields: dict[str, Any], told: str
+) -> None:
+    asked = layout(model, **{"dp": 8, "zero_stage": 3, "global_batch_size": 8, **fields})
+    try:
+        found = engine_config(asked, "torchtitan").files[torchtitan03.FILE]
+    except UnsupportedByEngine as refusal:
+        found = str(refusal)
+    assert told in found
+
+
+def test_torchtitan_02_refuses_layers_of_other_kinds_by_name() -> None:
+    for model, lacking in (
+        ("gpt_oss_20b", "gpt-oss with weights in 32 bits, which its own has in 16"),
+        ("llama4_scout_4_layers", "a norm of queries and keys; chunks shorter than the sequence (8192)"),
+    ):
+        with pytest.raises(UnsupportedByEngine, match=re.escape(lacking)):
+            engine_config(layout(model, dp=8, zero_stage=3, global_batch_size=8), "torchtitan-0.2")
+
+
 def test_megatron_by_hand() -> None:
     found = megatron.export(LAYOUTS["8B zero1 tp2 pp2"], "x")[0].options
     assert found["eval-iters"] == 0 and found["eval-interval"] == found["train-iters"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sweep.composing.conffiles import ConfFolders
 from sweep.grids.axes import AXES
 from workloads.rules.engine_support import refused
 from workloads.spec.engine_versions import ENGINE, ENGINES, WITHOUT_TRANSFORMER_ENGINE
@@ -304,7 +305,7 @@ def mixture(**fields: Any) -> dict[str, Any]:
         ({"model": MIXTRAL}, "routing=balanced"),
         ({"model": MIXTRAL, "routing": "learned", "capacity_factor": 1.5}, "capacity_factor=1.5"),
         (mixture(gate="sigmoid"), "model=tiny"),
-        (mixture(balance="aux_loss", balance_coefficient=0.1), "model=tiny"),
+        (mixture(balance="bias", balance_coefficient=0.1), "model=tiny"),
         (mixture(num_shared_experts=1), "model=tiny"),
         (
             {
@@ -340,6 +341,11 @@ def test_what_transformers_cannot_run_is_refused_with_the_field(fields: dict[str
         {"model": WIDE_HEADS},
         {"model": MIXTRAL, "routing": "learned"},
         mixture(num_dense_layers=1, normalize_weights=False),
+        mixture(balance="aux_loss", balance_coefficient=0.1),
+        *(
+            {"model": ConfFolders().model(name), "routing": "learned"}
+            for name in ("gpt_oss_20b_8_layers", "nemotron_3_nano_14_layers", "llama4_scout_4_layers")
+        ),
     ],
 )
 def test_what_transformers_runs_is_not_refused(fields: dict[str, Any]) -> None:
