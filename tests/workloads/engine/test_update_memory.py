@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.pool import fork_server
 from tests.sampling import sampled
@@ -16,6 +17,7 @@ from tests.workloads.engine.test_predicted_memory import _case
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.memory.sizes import Part, Shared
 from workloads.costs.shape.partition import experiment_stages
+from workloads.engine.update_ops.sgd import SGD
 from workloads.spec.experiment import Experiment
 
 OPTIMIZERS = ["sgd", "adafactor", "muon"]
@@ -98,3 +100,13 @@ def test_predicted_peaks_are_the_traced_ones(optimizer: str) -> None:
     case = _case(seq_len=128, dp=2, rounds=3, optimizer=optimizer)
     (stage,) = estimate_memory(case).stages
     assert stage.peak_bytes == pytest.approx(total(alone(case, 0, fake=True)), rel=1e-3)
+
+
+def test_a_trace_of_sgd_takes_no_memory_of_the_host() -> None:
+    elements = 2**40
+    with FakeTensorMode():
+        weight = torch.nn.Parameter(torch.empty(elements))
+        weight.grad = torch.empty(elements)
+        optimizer = SGD([weight], lr=0.1, momentum=0.9, weight_decay=0.1, fused=True)
+        optimizer.update(torch.ones(()), None)
+    assert optimizer.state[weight]["momentum_buffer"].numel() == elements

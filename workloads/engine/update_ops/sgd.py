@@ -11,6 +11,12 @@ import torch
 from torch import Tensor
 
 
+@torch.library.impl("aten::_fused_sgd_", "Meta")
+def _traced(*_: object, **__: object) -> None:
+    """Torch's kernel updates in place and returns nothing. Without this, a trace on FakeTensors would run it on real
+    ones, in the host's memory."""
+
+
 class SGD(torch.optim.SGD):
     """Torch's SGD, with the methods of `workloads.engine.update_ops.adamw.AdamW`."""
 
