@@ -55,6 +55,8 @@ def _of_every_model(model: ModelSpec, layers: Sequence[Layer]) -> Iterator[str]:
     listed = layers_of(model)
     if listed.logit_cap or listed.scaled_embedding:
         yield "a cap of the logits or scaled embeddings"
+    if listed.streams > 1:
+        yield f"hyper-connections of {listed.streams} streams"
     if any(layer.norms != 2 or layer.outputs_normed for layer in layers):
         yield "other norms than one before each part"
     if any(layer.ahead for layer in layers):
@@ -78,6 +80,8 @@ def _of_every_model(model: ModelSpec, layers: Sequence[Layer]) -> Iterator[str]:
     routed = [layer.mlp for layer in layers if isinstance(layer.mlp, RoutedMLP)]
     if len(set(routed)) > 1:
         yield "experts that differ by layer"
+    if any(mlp.groups > 1 for mlp in routed):
+        yield "experts that are chosen from groups"
     if any(mlp.latent or mlp.router_scales or mlp.hashed or mlp.shared_gate for mlp in routed):
         yield "latent experts, looked-up experts, scales of the router or a gate of the shared expert"
 

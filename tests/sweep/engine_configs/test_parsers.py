@@ -30,7 +30,7 @@ TITAN = {name: e for name, e in TITAN_02.items() if name not in REFUSED["torchti
     "8B flash": layout("llama8b", dp=4, zero_stage=3, tp=2, attention="flash", recompute="full", global_batch_size=32),
     "8B fp8": layout("llama8b_8_layers", dp=4, zero_stage=3, precision="fp8_rowwise", global_batch_size=32),
     "gpt-oss 20b ep": layout("gpt_oss_20b", dp=8, zero_stage=3, ep=8, global_batch_size=8),
-    "gpt-oss 120b tp": layout("gpt_oss_120b", dp=8, zero_stage=2, tp=2, recompute="full", global_batch_size=8),
+    "gpt-oss 120b tp": layout("gpt_oss_120b", dp=8, zero_stage=2, tp=2, etp=2, recompute="full", global_batch_size=8),
 }
 DEEPSPEED = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["deepspeed"]} | {
     "8B zero3 tp2": layout(

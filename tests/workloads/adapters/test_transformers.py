@@ -125,6 +125,17 @@ def test_losses_and_norms_of_kinds_of_layers_equal_ours(kind: str) -> None:
                 assert found == pytest.approx(ours, rel=near)
 
 
+@pytest.mark.slow(seconds=40)
+@pytest.mark.timeout(300)
+@pytest.mark.exhaustive(seconds=40)
+@pytest.mark.parametrize("kind", ["gpt_oss", "minimax_m2"])
+def test_experts_are_balanced_in_compiled_layers_too(kind: str) -> None:
+    (expected,) = run(of_kind(kind, "ultrasweep", global_batch_size=2))
+    (theirs,) = run(of_kind(kind, compile="block", global_batch_size=2))
+    for found, ours in zip(theirs, expected, strict=True):
+        assert found == pytest.approx(ours, rel=2e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.exhaustive(seconds=14)

@@ -75,6 +75,7 @@ def test_scout_is_refused_by_what_torchtitan_lacks() -> None:
         ({"mlp": {"score": "sigmoid"}}, "router scores by sigmoid"),
         ({"mlp": {"shared": DenseMLP(width=64, activation="silu"), "shared_experts": 1}}, "shared experts"),
         ({"mlp": {"latent": 64}}, "latent experts"),
+        ({"mlp": {"groups": 4}}, "experts that are chosen from groups"),
     ],
 )
 def test_what_its_gpt_oss_lacks_is_named(fields: dict[str, Any], named: str) -> None:
