@@ -281,8 +281,8 @@ KINDS: list[Fault] = faults_of(
         "squares_of_every_copy",
         "squares of key heads count once for every copy",
         _SUMMED,
-        "[1, norm.copies]",
-        "[1, 1]",
+        "(1, norm.copies)",
+        "(1, 1)",
         {"layers": "norm_over_heads", "tp": 4, "micro_batch_size": 4},
     ),
     (

@@ -74,7 +74,7 @@ class _WholeNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, weight: Tensor, norm: WholeNorm) -> tuple[Tensor, Tensor, Tensor]:
         sums_T2 = _summed([_row_sums(x, x) for x in (q, k)], norm)
-        roots_T2 = torch.rsqrt(sums_T2 / sums_T2.new_tensor(norm.columns) + norm.eps)
+        roots_T2 = torch.rsqrt(_divided(sums_T2, norm.columns) + norm.eps)
         parts = zip((q, k), _weights(weight, [q, k]), roots_T2.unbind(1), strict=True)
         normed_q, normed_k = (_scaled(*part) for part in parts)
         ctx.save_for_backward(q, k, weight, roots_T2)
@@ -89,7 +89,7 @@ class _WholeNorm(torch.autograd.Function):
         norm, gradients = ctx.norm, (dq, dk)
         weights, roots = _weights(weight, [q, k]), roots_T2.unbind(1)
         of_rows = [_row_sums(x, dy, w) * r for x, dy, w, r in zip((q, k), gradients, weights, roots, strict=True)]
-        means_T2 = _summed(of_rows, norm) / roots_T2.new_tensor(norm.columns)
+        means_T2 = _divided(_summed(of_rows, norm), norm.columns)
         found = [
             _backward(x, dy, w, r, mean)
             for x, dy, w, r, mean in zip((q, k), gradients, weights, roots, means_T2.unbind(1), strict=True)
@@ -109,7 +109,12 @@ def _row_sums(x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
 def _summed(of_inputs: list[Tensor], norm: WholeNorm) -> Tensor:
     """Sums of all ranks, [T, 2]: those of keys without copies of heads."""
     sums_T2 = wait(all_reduce_async(torch.stack(of_inputs, 1), norm.tp.axis))
-    return sums_T2 / sums_T2.new_tensor([1, norm.copies])
+    return _divided(sums_T2, (1, norm.copies))
+
+
+def _divided(sums_T2: Tensor, by: tuple[int, int]) -> Tensor:
+    """Each column divided by its number, which no copy from the host brings: a captured step allows none."""
+    return torch.stack([column / number for column, number in zip(sums_T2.unbind(1), by, strict=True)], 1)
 
 
 def _scaled(x: Tensor, weight: Tensor, roots_T: Tensor) -> Tensor:
