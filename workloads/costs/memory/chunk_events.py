@@ -16,7 +16,8 @@ from workloads.costs.memory.events import Live, Step, Timeline, highest
 from workloads.costs.memory.kind_tensors import routed_tensors
 from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_events import layer_steps
-from workloads.costs.memory.sizes import Part, Shared, Turn, has_modules
+from workloads.costs.memory.sizes import Part, Shared, has_modules
+from workloads.costs.memory.turn import Turn
 from workloads.costs.shape.partition import StageParams, experiment_chunks, part_of_experiment
 from workloads.costs.shape.schedule import Backwards, ChunkState, Held, Kind, held_by_chunk
 from workloads.spec.experiment import Experiment
@@ -134,7 +135,7 @@ def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple
     elif at == ChunkState.ALL_REDUCED:
         gradients = chunk.accumulated
     elif at == ChunkState.ENDS_REDUCED:
-        gradients = x.r * chunk.ends if x.unsharded else x.shard(chunk.ends, 0)
+        gradients = x.summed(chunk.ends, 0)
     return gathered, gradients, flat if ChunkState.ENDS_REDUCED <= at < ChunkState.DONE else 0
 
 

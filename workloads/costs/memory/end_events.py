@@ -6,7 +6,8 @@ Symbols are those of `workloads.costs.memory.estimate`.
 from __future__ import annotations
 
 from workloads.costs.memory.events import Live, Step
-from workloads.costs.memory.sizes import Part, Shared, Turn
+from workloads.costs.memory.sizes import Part, Shared
+from workloads.costs.memory.turn import Turn
 
 
 def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Step]:
@@ -36,7 +37,7 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
         if chunks:
             forward["flat"] = max(of_head, turn.pending(x, part))
         else:
-            early = {"gradients": x.g * part.head // x.shards, "flat": of_head}
+            early = {"gradients": x.summed(part.head, 0), "flat": of_head}
             steps.append(("head, forward before the first weight gradients", forward | early))
             forward |= {"gradients": turn.prior, "flat": turn.pending(x, part)}
     if gathering and part.head and part.num_layers and not (x.head_in_backward and x.num_microbatches > 1):
@@ -124,7 +125,8 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
     if not part.tied:
         return []
     unsharded, shard = x.r * part.tied, x.g * part.tied // x.shards
-    gradients = turn.prior or part.shard - shard
+    rest = part.params - part.all_experts - part.tied
+    gradients = turn.prior + turn.finished(x, rest, part.all_experts) or x.shard(rest, part.all_experts)
     if x.unsharded:
         made = x.r * part.params - (0 if x.adds else unsharded)  # the head's product adds to the sum in its forward
         gradients = unsharded + part.shard - shard if turn.last else turn.prior or made
@@ -210,7 +212,11 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         return [("last unit, reduction", end)]
     ahead = last_ahead(x, part, turn)
     weights = ahead if turn.last or x.zero3 else part.whole
-    reduction = end | _reduced(x, turn, part.first, part.first_down) | {"weights": weights, "gradients": part.shard}
+    # The last unit's sum of gradients is there until it is reduced.
+    gradients = (part.shard if turn.last else part.accumulated) - (
+        0 if x.unsharded else turn.finished(x, part.first, 0)
+    )
+    reduction = end | _reduced(x, turn, part.first, part.first_down) | {"weights": weights, "gradients": gradients}
     if part.tied and not x.unsharded and x.shards > 1:
         # FSDP reduces a tied unit after the backward, when its gradient is referenced nowhere else.
         reduction["end_gradient"] = 0
@@ -219,7 +225,7 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         # The first block's flat copy still exists.
         backward: Live = {
             "weights": part.first_copy + ahead,
-            "gradients": turn.prior or part.shard - x.g * part.first // x.shards,
+            "gradients": gradients - (0 if turn.prior else x.g * part.first // x.shards),
             "stream": x.stream,
             "end_gradient": x.c * part.first,
             "flat": x.after(part.first_block),

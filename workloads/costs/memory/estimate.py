@@ -37,7 +37,8 @@ from workloads.costs.memory.end_events import head_forward, head_reduction, last
 from workloads.costs.memory.events import Live, Timeline, by_category, highest, live_at
 from workloads.costs.memory.layer_classes import layer_classes
 from workloads.costs.memory.layer_events import layer_steps
-from workloads.costs.memory.sizes import Part, Shared, Turn, has_modules
+from workloads.costs.memory.sizes import Part, Shared, has_modules
+from workloads.costs.memory.turn import Turn
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import (
     StageParams,

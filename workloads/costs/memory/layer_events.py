@@ -8,7 +8,8 @@ from __future__ import annotations
 from workloads.costs.memory.end_events import last_ahead
 from workloads.costs.memory.events import Live, Step
 from workloads.costs.memory.layer_classes import LayerSizes
-from workloads.costs.memory.sizes import Part, Shared, Turn
+from workloads.costs.memory.sizes import Part, Shared
+from workloads.costs.memory.turn import Turn
 
 _AFTER_REDUCTION: Live = dict.fromkeys(("of_experts", "stream", "reducing", "new_shard"), 0)
 _AFTER_HEAD: Live = dict.fromkeys(("loss", "gathering", "end_gradient"), 0)
@@ -74,11 +75,10 @@ def _ahead(x: Shared, part: Part, turn: Turn) -> int:
 
 
 def _prior(x: Shared, part: Part, turn: Turn) -> int:
-    """Bytes of gradients in the last layer's backward. In the last backward of ZeRO 0 and 1 the head's accumulated
-    gradient is freed when it has been reduced."""
-    reduced = x.unsharded and turn.last and turn.prior and not turn.first_half and not x.splits
-    freed = x.r * part.head - x.g * part.head // x.shards if reduced else 0
-    return turn.prior + turn.first_gradient(x, part) - freed
+    """Bytes of gradients in the last layer's backward. In the last backward the head's sum of gradients has been
+    reduced by then."""
+    finished = 0 if turn.first_half or x.splits else turn.finished(x, part.head, 0)
+    return turn.prior + turn.first_gradient(x, part) + finished
 
 
 def _flat(x: Shared, part: Part, turn: Turn) -> int:
@@ -204,8 +204,8 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
         weights -= x.b * rest + x.b_experts * experts
     if not turn.first_half and not turn.prior:
         gradients += shard if turn.reduces else of_done
-    elif not turn.first_half and x.unsharded and turn.last:
-        gradients -= of_done - shard
+    elif not turn.first_half:
+        gradients += turn.finished(x, rest, experts)
     flat = last_layer["flat"]
     if turn.reduces:
         flat = 0 if turn.first_half else x.after(layers[-1][0].block)
@@ -307,7 +307,7 @@ def _gradients(x: Shared, turn: Turn, rest: int, experts: int) -> int:
     """Bytes of gradients when units of ``rest`` elements and ``experts`` elements of experts have theirs."""
     shard, unsharded = x.shard(rest, experts), x.r * (rest + experts)
     gradients = turn.prior or (shard if turn.reduces else unsharded)
-    return gradients - (unsharded - shard if x.unsharded and turn.last else 0)
+    return gradients + (shard - x.summed(rest, experts) if turn.last and (turn.prior or x.unsharded) else 0)
 
 
 def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step]:
@@ -323,8 +323,8 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
     # The head is reduced after all blocks in a weight-gradient pass without a reduction before.
     is_reduced = turn.reduces and not (x.unsharded and turn.second_half)
     gradients = turn.prior or (x.g * part.head // x.shards if is_reduced else x.r * part.head)
-    if x.unsharded and turn.prior and is_reduced:
-        gradients -= x.r * part.head - x.g * part.head // x.shards
+    if is_reduced:
+        gradients += turn.finished(x, part.head, 0)
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     freed = of_layer.reducing_kept if part.kept_after else of_layer.reducing
     steps: list[Step] = []
@@ -385,7 +385,7 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     """
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     size, flat = part.experts, 0 if x.adds and turn.reduces else x.r * part.experts
-    shard = x.g * size // x.expert_shards
+    shard = x.g_experts * size // x.expert_shards
     if not turn.reduces:
         # The first gradients are cast weight by weight. Those in the master dtype are accumulated as is.
         cast = 0 if turn.prior or x.c == x.r else x.r * of_layer.experts_up
@@ -403,5 +403,5 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
         return [after]  # accumulated gradients are freed before the new shard exists
     each = x.r if turn.second_half or turn.own_deferred else x.c
     first: Live = {"reducing": each * size - reduced, "new_shard": 0, "flat": flat, "of_experts": reduced}
-    cast = 0 if x.adds else x.cast * size // x.expert_shards
+    cast = 0 if x.adds else x.cast_experts * size // x.expert_shards
     return [first, after | {"reducing": each * of_layer.experts_down, "new_shard": new + cast}]
