@@ -137,7 +137,7 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
         "stream": x.stream,
         "gradients": last_layer["gradients"],
     }
-    return [("last layer, reduction", one) for one in _reduced_block(x, turn, size, part.last_block, changes)]
+    return [("last layer, reduction", one) for one in _reduced_block(x, turn, size, part.last_block, changes, 0)]
 
 
 def _first_reduction(x: Shared, part: Part, turn: Turn, first_layer: Live) -> list[Step]:
@@ -157,16 +157,22 @@ def _first_reduction(x: Shared, part: Part, turn: Turn, first_layer: Live) -> li
     }
     if not x.zero3:
         changes["weights"] -= x.b_experts * size.experts if turn.last else 0
-    return [("first layer, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes)]
+    return [("first layer, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes, size.block)]
 
 
-def _reduced_block(x: Shared, turn: Turn, size: LayerSizes, block: int, changes: Live) -> list[Live]:
-    """``changes`` with the tensors of the reduction of a layer's ``block`` elements."""
+def _reduced_block(x: Shared, turn: Turn, size: LayerSizes, block: int, changes: Live, before: int) -> list[Live]:
+    """``changes`` with the tensors of the reduction of a layer's ``block`` elements. ``before``: elements of the unit
+    that was reduced before it."""
     changes["flat"] = 0 if x.adds else x.r * block
     if x.shards == 1:
         changes["reducing"] = x.made_of_sums(block, 1) if x.adds else _scaled(x, turn) * block
         changes["gradients"] += 0 if turn.prior or x.adds else x.g * block
         return [changes]
+    if x.unsharded and not turn.prior and not x.adds:  # the only micro-batch's gradients are cast, weight by weight
+        casts: Live = {"reducing": x.r * block + (x.c * size.down if x.c != x.r else 0), "flat": x.r * before}
+        casts["weights"] = changes["weights"] + x.b * block
+        reduced: Live = {"reducing": x.r * block, "flat": x.r * block, "weights": changes["weights"]}
+        return [changes | casts, reduced]
     if x.unsharded:
         changes["new_shard"] = x.made_of_sums(block, x.shards) if x.adds else 0
         return [changes]
@@ -208,7 +214,7 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
         gradients += turn.finished(x, rest, experts)
     flat = last_layer["flat"]
     if turn.reduces:
-        flat = 0 if turn.first_half else x.after(layers[-1][0].block)
+        flat = flat if turn.first_half else x.after(layers[-1][0].block)
     not_again = kept == 0 and x.between  # the last layer is recomputed, the one before it is not
     return "layer before" if done == 1 else "last recomputed layer", {
         **_AFTER_REDUCTION,
@@ -238,7 +244,7 @@ def _next_reduction(x: Shared, part: Part, turn: Turn, done: int, next_layer: Li
         "gradients": next_layer["gradients"],
         "stream": x.stream,
     }
-    return [("layer before, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes)]
+    return [("layer before, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes, size.block)]
 
 
 def _first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int = 0) -> Step:
@@ -270,7 +276,7 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int = 0
         # An input-gradient pass has it among what is left.
         "received": x.stream if place and not part.has_head and not turn.first_half else 0,
         "working": working + (size.first_half if turn.first_half else 0),
-        "flat": x.after(size.block) if turn.reduces and not turn.first_half and earlier else turn.pending(x, part),
+        "flat": x.after(size.block) if turn.reduces and not turn.first_half and earlier else _flat(x, part, turn),
     }
 
 

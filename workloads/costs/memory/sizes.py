@@ -109,6 +109,8 @@ class Shared(NamedTuple):
     """Whether the schedule has split backwards."""
     interleaved: bool
     """Whether the schedule is an interleaved one."""
+    chunks: int
+    """Number of chunks of a rank."""
     between: bool
     """Whether layers that are recomputed and layers that are not take turns."""
     last_stays: bool
@@ -168,6 +170,7 @@ class Shared(NamedTuple):
             zero3=e.zero_stage == 3,
             splits=e.pp_schedule in SPLIT_BACKWARD,
             interleaved=e.pp_schedule in INTERLEAVED,
+            chunks=e.virtual_stages,
             between=e.recompute_every > 1,
             last_stays=last_layer_stays(e.pp_schedule),
             head_in_backward=e.pp_schedule == "gpipe",

@@ -17,8 +17,6 @@ class Turn(NamedTuple):
 
     in_flight: int
     """Number of micro-batches held when a backward starts."""
-    deferred: int
-    """Bytes that other micro-batches hold for their pending weight-gradient passes."""
     prior: int
     """Bytes of gradients left by earlier micro-batches."""
     last: bool
@@ -40,15 +38,19 @@ class Turn(NamedTuple):
 
     def pending(self, x: Shared, part: Part) -> int:
         """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
-        reduction."""
-        return x.flat * part.first if self.prior and not x.unsharded else 0
+        reduction. Of split backwards in a rank's only chunk that unit is a block, or an end before the first
+        weight-gradient pass."""
+        if not self.prior or x.unsharded:
+            return 0
+        if x.splits and x.chunks == 1:
+            return x.flat * (part.first_block if self.prior >= part.accumulated else part.head or part.first)
+        return x.flat * part.first
 
     def start(self, x: Shared, part: Part, always: Live) -> Live:
         """What exists when a backward starts. ``always``: what exists all the time."""
         return {
             **always,
             "others": (self.in_flight - 1) * (part.saved + part.packed + part.of_head),
-            "deferred": self.deferred,
             "saved": part.saved,
             "documents": part.packed,
             "weights": 0 if x.zero3 else part.whole,
