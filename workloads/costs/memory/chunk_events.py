@@ -80,10 +80,8 @@ def timelines_of_chunks(
             others = [one.holds[at[other]] for other, one in enumerate(chunks) if other != number]
             # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
             prior = 0 if kind == "W" and at[number] < ChunkState.ALL_REDUCED else chunk.holds[at[number]][1]
-            earlier = chunk.x.num_microbatches > 1
-            if chunk.x.chunks == 1:
-                in_flight = max(held.activations[number] for held in held_at_start)
-                earlier = in_flight > 1 or (forward_follows if several else prior > 0)
+            in_flight = max(held.activations[number] for held in held_at_start)
+            earlier = in_flight > 1 or (forward_follows if several else prior > 0)
             key = kind, last, forward_follows, earlier, prior
             evaluated = chunk.backwards
             if key not in evaluated:
@@ -172,10 +170,7 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
     if not x.zero01 and x.chunks == 1:
         end = []
         if x.zero3 and not turn.last and turn.forward_follows:
-            beside: Live = {
-                "flat": x.after(chunk.first_block),
-                **dict.fromkeys(("reducing", "new_shard", "working"), 0),
-            }
+            beside: Live = {"flat": x.after(chunk.first_block), "reducing": 0, "new_shard": 0, "working": 0}
             end = [("next micro-batch, first unit", next_forward(x, chunk, x.b * chunk.last_block) | beside)]
     if x.zero3:
         layers = [(unit, changes | {"weights": x.c * chunk.head}) for unit, changes in layers]

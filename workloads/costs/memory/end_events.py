@@ -59,7 +59,7 @@ def _last_gathering(x: Shared, part: Part, turn: Turn) -> list[Step]:
     if experts:
         before = 0
     gathering: Live = {
-        "saved": part.saved - kept - part.last_stays,
+        "saved": part.saved - kept - part.last_stays + x.stream,  # with the layer's input
         "weights": block + experts + x.c * part.tied,
         "gathering": block + experts + before + ahead,
     }
@@ -203,8 +203,7 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         return [("last unit, accumulation", end)]
     if not ends_step and turn.own_deferred:
         # FSDP has gathered the last block ahead, if it came before in the order of all forwards.
-        ahead = turn.earlier and (turn.prior or x.chunks == 1)
-        end["weights"] = (x.b * part.last_block if ahead else 0) if x.zero3 else part.whole
+        end["weights"] = (x.b * part.last_block if turn.earlier else 0) if x.zero3 else part.whole
         end["gradients"] = turn.prior or x.g * first // x.shards
         end |= _reduced(x, turn, first, first) if first else {"flat": turn.pending(x, part), "end_gradient": 0}
         return [("last unit, reduction", end)]
