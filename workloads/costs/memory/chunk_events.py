@@ -19,7 +19,7 @@ from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared, has_modules
 from workloads.costs.memory.turn import Turn
 from workloads.costs.shape.partition import StageParams, experiment_chunks, part_of_experiment
-from workloads.costs.shape.schedule import Backwards, ChunkState, Held, Kind, held_by_chunk
+from workloads.costs.shape.schedule import V_SHAPED, Backwards, ChunkState, Held, Kind, held_by_chunk
 from workloads.spec.experiment import Experiment
 
 ACTIONS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
@@ -67,13 +67,17 @@ def timelines_of_chunks(
         chunks.append(known[held])
     saved = [one.part.saved + one.part.packed + one.part.of_head for one in chunks]
     deferred = [one.part.deferred for one in chunks]
+    # The last rank of a V has two stages in a row: the output of one is the input that the other saves.
+    handed = x.stream if e.pp_schedule in V_SHAPED and stage == e.pp - 1 else 0
     most, timelines = -1, []
     backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
     for number, (chunk, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
         several = any(held.activations[number] > 1 for one in of_chunk for held in one.held)
         for kind, last, forward_follows, at, held_at_start in of_chunk:
             activations = max(
-                sum(map(mul, held.activations, saved)) + sum(map(mul, held.for_weights, deferred))
+                sum(map(mul, held.activations, saved))
+                + sum(map(mul, held.for_weights, deferred))
+                - (held.activations[-1] * handed if handed else 0)
                 for held in held_at_start
             )
             activations -= chunk.part.deferred if kind == "W" else saved[number]

@@ -95,7 +95,7 @@ def _last_layer(x: Shared, part: Part, turn: Turn) -> Live:
         "weights": _gathered(x, part, turn),
         "gradients": _prior(x, part, turn),
         "of_tied": x.w * part.tied,
-        "working": _working(x, part, kept=part.kept_after > 0),
+        "working": _working(x, part, turn, kept=part.kept_after > 0),
         "fetched": part.fetched(0),
         "flat": _flat(x, part, turn),
     }
@@ -111,10 +111,11 @@ def _experts_gathered(x: Shared, part: Part, turn: Turn, last_layer: Live) -> li
     return [("last layer's experts, gathering", last_layer | {"weights": weights, "working": arriving})]
 
 
-def _working(x: Shared, part: Part, *, kept: bool) -> int:
+def _working(x: Shared, part: Part, turn: Turn, *, kept: bool) -> int:
     """Working bytes of the class of layers here that needs most. ``kept``: of layers that are not recomputed."""
     sizes = [x.sizes[one.kind] for one in part.classes]
-    return max(size.working_kept if kept else size.working for size in sizes)
+    extra = 1 if turn.first_half else 0
+    return max((size.working_kept if kept else size.working) + extra * size.first_half for size in sizes)
 
 
 def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step]:
@@ -224,7 +225,7 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
         "weights": weights,
         "gradients": gradients,
         "received": 0 if part.has_head else x.stream,
-        "working": _working(x, part, kept=not_again or kept == part.num_layers),
+        "working": _working(x, part, turn, kept=not_again or kept == part.num_layers),
         "flat": flat,
     }
 
