@@ -67,6 +67,7 @@ def timelines_of_chunks(
         chunks.append(known[held])
     saved = [one.part.saved + one.part.packed + one.part.of_head for one in chunks]
     deferred = [one.part.deferred for one in chunks]
+    ahead = x.zero3 and e.pp_schedule in V_SHAPED
     # The last rank of a V has two stages in a row: the output of one is the input that the other saves.
     handed = x.stream if e.pp_schedule in V_SHAPED and stage == e.pp - 1 else 0
     most, timelines = -1, []
@@ -78,6 +79,7 @@ def timelines_of_chunks(
                 sum(map(mul, held.activations, saved))
                 + sum(map(mul, held.for_weights, deferred))
                 - (held.activations[-1] * handed if handed else 0)
+                + (_gathered_ahead(chunks, number, at, held) if ahead else 0)
                 for held in held_at_start
             )
             activations -= chunk.part.deferred if kind == "W" else saved[number]
@@ -99,6 +101,16 @@ def timelines_of_chunks(
                     start[tensor] = sum(held[place] for held in others)
                 timelines = [Timeline(f"{ACTIONS[kind]} of chunk {number + 1}", start, steps)]
     return timelines
+
+
+def _gathered_ahead(chunks: list[Chunk], number: int, at: tuple[ChunkState, ...], held: Held) -> int:
+    """Bytes of the blocks that ZeRO 3 has gathered ahead in backwards of the chunks other than ``number`` in which
+    micro-batches still wait for theirs."""
+    return sum(
+        one.x.b * one.part.last_block
+        for other, one in enumerate(chunks)
+        if other != number and held.activations[other] > 0 and ChunkState.ENDS_REDUCED <= at[other] < ChunkState.DONE
+    )
 
 
 def _backward(
