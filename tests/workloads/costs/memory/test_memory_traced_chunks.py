@@ -201,16 +201,16 @@ GPIPE = {
 
 NEAR = {
     "GPipe": (GPIPE, 0.001),
-    "chunks": (CHUNKED, 0.01),
-    "sharded chunks of 2, 2, 2 and 1 layers": (SHARDED_CHUNKS, 0.01),
-    "chunks and few micro-batches": (FEW, 0.04),
-    "recomputation in halves": (RECOMPUTED, 0.025),
+    "chunks": (CHUNKED, 0.002),
+    "sharded chunks of 2, 2, 2 and 1 layers": (SHARDED_CHUNKS, 0.001),
+    "chunks and few micro-batches": (FEW, 0.001),
+    "recomputation in halves": (RECOMPUTED, 0.005),
     "the head reduced last": (HEAD_LAST, 0.002),
-    "split backwards": (SPLIT, 0.002),
+    "split backwards": (SPLIT, 0.018),
     "split backwards of one chunk": (ONE_CHUNK, 0.002),
     "experts in halves": (EXPERTS_IN_HALVES, 0.005),
-    "sharded experts in halves": (SHARDED_EXPERTS_IN_HALVES, 0.009),
-    "freed experts in halves": (FREED_EXPERTS_IN_HALVES, 0.026),
+    "sharded experts in halves": (SHARDED_EXPERTS_IN_HALVES, 0.003),
+    "freed experts in halves": (FREED_EXPERTS_IN_HALVES, 0.018),
     "experts in halves, ZeRO 1": (UNSHARDED_UNTIL_THE_END, 0.01),
     "experts in halves, fp32": (EXPERTS_IN_32_BITS, 0.02),
 }
