@@ -33,6 +33,7 @@ CASES: list[dict[str, Any]] = [
     {**INTERLEAVED, "rounds": 4},
     {**INTERLEAVED, "pp_schedule": "interleaved_zero_bubble", "rounds": 4},
     {**INTERLEAVED, "pp_schedule": "interleaved_zero_bubble", "rounds": 4, "recompute": "full"},
+    {"pp": 2, "pp_schedule": "interleaved_zero_bubble", "rounds": 4},
     {"pp": 2, "pp_schedule": "gpipe", "rounds": 4},
     {"pp": 2, "pp_schedule": "gpipe", "rounds": 4, "recompute": "full"},
     {"pp": 2, "pp_schedule": "1f1b", "rounds": 4, "tie_embeddings": True},

@@ -1,4 +1,4 @@
-"""Timelines of a pipeline rank with several chunks.
+"""Timelines of a pipeline rank with several chunks, or with backwards in two halves.
 
 Each chunk is gathered and reduced by itself. A chunk's backward is therefore that of a rank that has only this chunk,
 next to the activations, gathered parameters and gradients that the other chunks hold at that time.
@@ -11,14 +11,15 @@ from functools import lru_cache
 from operator import mul
 from typing import NamedTuple
 
-from workloads.costs.memory.end_events import head_forward, head_reduction, last_unit
+from workloads.costs.memory.end_events import head_forward, head_reduction, last_unit, next_forward
 from workloads.costs.memory.events import Live, Step, Timeline, highest
 from workloads.costs.memory.kind_tensors import routed_tensors
 from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_events import layer_steps
-from workloads.costs.memory.sizes import Part, Shared, Turn, has_modules
+from workloads.costs.memory.sizes import Part, Shared, has_modules
+from workloads.costs.memory.turn import Turn
 from workloads.costs.shape.partition import StageParams, experiment_chunks, part_of_experiment
-from workloads.costs.shape.schedule import Backwards, ChunkState, Held, Kind, held_by_chunk
+from workloads.costs.shape.schedule import V_SHAPED, Backwards, ChunkState, Held, Kind, held_by_chunk
 from workloads.spec.experiment import Experiment
 
 ACTIONS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
@@ -37,9 +38,9 @@ class Chunk(NamedTuple):
     """The part in a weight-gradient pass."""
     holds: list[tuple[int, int, int]]
     """`_others_hold` by state."""
-    backwards: dict[tuple[Kind, bool, bool, int], tuple[Live, list[Step], int]]
-    """By kind, `Backwards.last`, `Backwards.forward_follows` and the bytes of earlier gradients: what exists at the
-    start, the steps and their highest bytes, all without what the rank holds besides this backward."""
+    backwards: dict[tuple[Kind, bool, bool, bool, int], tuple[Live, list[Step], int]]
+    """By kind, `Backwards.last`, `Backwards.forward_follows`, `Turn.earlier` and the bytes of earlier gradients: what
+    exists at the start, the steps and their highest bytes, all without what the rank holds besides this backward."""
 
     @classmethod
     def of(cls, e: Experiment, x: Shared, held: StageParams) -> Chunk:
@@ -66,22 +67,31 @@ def timelines_of_chunks(
         chunks.append(known[held])
     saved = [one.part.saved + one.part.packed + one.part.of_head for one in chunks]
     deferred = [one.part.deferred for one in chunks]
+    ahead = x.zero3 and e.pp_schedule in V_SHAPED
+    # The last rank of a V has two stages in a row: the output of one is the input that the other saves.
+    handed = x.stream if e.pp_schedule in V_SHAPED and stage == e.pp - 1 else 0
     most, timelines = -1, []
     backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
     for number, (chunk, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
+        several = any(held.activations[number] > 1 for one in of_chunk for held in one.held)
         for kind, last, forward_follows, at, held_at_start in of_chunk:
             activations = max(
-                sum(map(mul, held.activations, saved)) + sum(map(mul, held.for_weights, deferred))
+                sum(map(mul, held.activations, saved))
+                + sum(map(mul, held.for_weights, deferred))
+                - (held.activations[-1] * handed if handed else 0)
+                + (_gathered_ahead(chunks, number, at, held) if ahead else 0)
                 for held in held_at_start
             )
             activations -= chunk.part.deferred if kind == "W" else saved[number]
             others = [one.holds[at[other]] for other, one in enumerate(chunks) if other != number]
             # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
             prior = 0 if kind == "W" and at[number] < ChunkState.ALL_REDUCED else chunk.holds[at[number]][1]
-            key = kind, last, forward_follows, prior
+            in_flight = max(held.activations[number] for held in held_at_start)
+            earlier = in_flight > 1 or (forward_follows if several else prior > 0)
+            key = kind, last, forward_follows, earlier, prior
             evaluated = chunk.backwards
             if key not in evaluated:
-                evaluated[key] = _backward(chunk, kind, last, forward_follows, prior)
+                evaluated[key] = _backward(chunk, kind, last, forward_follows, earlier, prior)
             start, steps, total = evaluated[key]
             total += activations + sum(map(sum, others))
             if total > most:
@@ -93,18 +103,29 @@ def timelines_of_chunks(
     return timelines
 
 
-def _backward(chunk: Chunk, kind: Kind, last: bool, forward_follows: bool, prior: int) -> tuple[Live, list[Step], int]:
+def _gathered_ahead(chunks: list[Chunk], number: int, at: tuple[ChunkState, ...], held: Held) -> int:
+    """Bytes of the blocks that ZeRO 3 has gathered ahead in backwards of the chunks other than ``number`` in which
+    micro-batches still wait for theirs."""
+    return sum(
+        one.x.b * one.part.last_block
+        for other, one in enumerate(chunks)
+        if other != number and held.activations[other] > 0 and ChunkState.ENDS_REDUCED <= at[other] < ChunkState.DONE
+    )
+
+
+def _backward(
+    chunk: Chunk, kind: Kind, last: bool, forward_follows: bool, earlier: bool, prior: int
+) -> tuple[Live, list[Step], int]:
     """An entry of `Chunk.backwards`."""
     e, x = chunk.e, chunk.x
     part = chunk.later if kind == "W" else chunk.part
     turn = Turn(
         in_flight=1,
-        deferred=0,
         prior=prior,
         last=last,
         forward_follows=forward_follows,
         reduces=last or not x.unsharded,
-        earlier=x.num_microbatches > 1,
+        earlier=earlier,
         own_deferred=chunk.part.deferred if x.splits and kind in ("F", "I") else 0,
         first_half=kind == "I",
         second_half=kind == "W",
@@ -115,7 +136,7 @@ def _backward(chunk: Chunk, kind: Kind, last: bool, forward_follows: bool, prior
         steps = _weight_gradients(chunk.second if x is shared else _in_second_half(e, x), part, turn, start)
     elif kind == "F":
         # In other chunks the backward that follows holds more.
-        steps = head_forward(x, part, turn, chunks=True) if part.has_head else []
+        steps = head_forward(x, part, turn) if part.has_head else []
     else:
         steps = [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *last_unit(x, part, turn)]
     return start, steps, highest([Timeline("", start, steps)])[2]
@@ -134,7 +155,7 @@ def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple
     elif at == ChunkState.ALL_REDUCED:
         gradients = chunk.accumulated
     elif at == ChunkState.ENDS_REDUCED:
-        gradients = x.r * chunk.ends if x.unsharded else x.shard(chunk.ends, 0)
+        gradients = x.summed(chunk.ends, 0)
     return gathered, gradients, flat if ChunkState.ENDS_REDUCED <= at < ChunkState.DONE else 0
 
 
@@ -158,10 +179,15 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
     """The weight-gradient pass of a split backward.
 
     Embedding and head have their gradients from the input-gradient pass. If they were not reduced there, they are
-    reduced after all blocks, the head through two flat copies. Weights freed by ZeRO 3 are not gathered, but FSDP has
-    started to gather the head ahead and holds its flat buffer.
+    reduced after all blocks, the head through two flat copies; else the first block is the last unit. Weights freed by
+    ZeRO 3 are not gathered, but FSDP has started to gather the head ahead and holds its flat buffer.
     """
     layers, end = layer_steps(x, chunk, turn), last_unit(x, chunk, turn)
+    if not x.zero01 and x.chunks == 1:
+        end = []
+        if x.zero3 and not turn.last and turn.forward_follows:
+            beside: Live = {"flat": x.after(chunk.first_block), "reducing": 0, "new_shard": 0, "working": 0}
+            end = [("next micro-batch, first unit", next_forward(x, chunk, x.b * chunk.last_block) | beside)]
     if x.zero3:
         layers = [(unit, changes | {"weights": x.c * chunk.head}) for unit, changes in layers]
     if chunk.has_embedding and not turn.prior:

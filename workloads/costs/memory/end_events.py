@@ -6,16 +6,17 @@ Symbols are those of `workloads.costs.memory.estimate`.
 from __future__ import annotations
 
 from workloads.costs.memory.events import Live, Step
-from workloads.costs.memory.sizes import Part, Shared, Turn
+from workloads.costs.memory.sizes import Part, Shared
+from workloads.costs.memory.turn import Turn
 
 
-def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Step]:
+def head_forward(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The head's forward (under GPipe its backward), which holds one chunk of logits and both gradients.
 
     With S > 1 a unit is gathered into a flat buffer of c bytes per element that lives until the next unit is gathered.
     The head is the last unit of a forward; with a tied weight the last unit is a block. In an interleaved schedule the
-    previous micro-batch may have had only its input-gradient pass, in which the head was reduced last. With one chunk
-    no weight-gradient pass has run by then. Under GPipe the head stays gathered from the first forward on; its backward
+    previous micro-batch of another chunk may have had only its input-gradient pass, in which the head was reduced last.
+    Under GPipe the head stays gathered from the first forward on; its backward
     begins when the last layer's offloaded tensors come back and, with ZeRO 3, the last block is gathered ahead.
     """
     gathering = 0
@@ -31,14 +32,8 @@ def head_forward(x: Shared, part: Part, turn: Turn, *, chunks: bool) -> list[Ste
     if x.zero3:
         forward["weights"] = x.c * (part.head + part.tied)
     steps: list[Step] = []
-    if x.interleaved and part.head and turn.own_deferred and turn.prior and not x.unsharded:
-        of_head = x.r * part.head
-        if chunks:
-            forward["flat"] = max(of_head, turn.pending(x, part))
-        else:
-            early = {"gradients": x.g * part.head // x.shards, "flat": of_head}
-            steps.append(("head, forward before the first weight gradients", forward | early))
-            forward |= {"gradients": turn.prior, "flat": turn.pending(x, part)}
+    if x.interleaved and x.chunks > 1 and part.head and turn.own_deferred and turn.prior and not x.unsharded:
+        forward["flat"] = max(x.r * part.head, turn.pending(x, part))
     if gathering and part.head and part.num_layers and not (x.head_in_backward and x.num_microbatches > 1):
         # The buffer of the last block is freed when the head's has been copied from; the layers' output exists.
         beside = max(x.b * part.last_block, x.b_experts * part.experts)
@@ -64,7 +59,7 @@ def _last_gathering(x: Shared, part: Part, turn: Turn) -> list[Step]:
     if experts:
         before = 0
     gathering: Live = {
-        "saved": part.saved - kept - part.last_stays,
+        "saved": part.saved - kept - part.last_stays + x.stream,  # with the layer's input
         "weights": block + experts + x.c * part.tied,
         "gathering": block + experts + before + ahead,
     }
@@ -124,7 +119,8 @@ def tied_step(x: Shared, part: Part, turn: Turn) -> list[Step]:
     if not part.tied:
         return []
     unsharded, shard = x.r * part.tied, x.g * part.tied // x.shards
-    gradients = turn.prior or part.shard - shard
+    rest = part.params - part.all_experts - part.tied
+    gradients = turn.prior + turn.finished(x, rest, part.all_experts) or x.shard(rest, part.all_experts)
     if x.unsharded:
         made = x.r * part.params - (0 if x.adds else unsharded)  # the head's product adds to the sum in its forward
         gradients = unsharded + part.shard - shard if turn.last else turn.prior or made
@@ -185,7 +181,7 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
     end: Live = {
         **_NOTHING_OF_LAYERS,
         "saved": part.output,
-        "received": 0 if part.has_head else x.stream,
+        "received": 0 if part.has_head or turn.first_half else x.stream,  # else among what is left
         "left": 0 if ends_step else turn.own_deferred,
         "stream": 0 if part.has_embedding else x.stream,
     }
@@ -194,23 +190,29 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         # A gradient in the dtype of sums is its own accumulation buffer at first.
         cast = 0 if x.c == x.r and not turn.prior else x.c
         if turn.first_half:
-            end |= {"gradients": turn.prior or x.r * first, "end_gradient": cast * first}
+            end |= {"gradients": turn.prior or x.r * first, "end_gradient": cast * first, "stream": x.stream}
         else:
-            beside = cast if part.has_embedding or not x.adds else 0
+            whole, down = part.first, part.first_down
+            if turn.second_half and part.classes:  # the embedding has its gradient
+                whole, down = part.first_block, part.classes[0].size.down
+            beside = cast if (part.has_embedding and not turn.second_half) or not x.adds else 0
             # Before sums exist, gradients are cast one by one.
-            of_last = beside * (part.first if turn.prior else part.first_down)
+            of_last = beside * (whole if turn.prior else down)
             end |= {"gradients": x.r * part.params, "of_last": of_last, "end_gradient": 0}
         end |= {"weights": part.whole, "flat": 0}
         return [("last unit, accumulation", end)]
     if not ends_step and turn.own_deferred:
-        # FSDP has gathered the last block ahead, because it came before in the order of all forwards.
-        end["weights"] = (x.b * part.last_block if turn.prior else 0) if x.zero3 else part.whole
+        # FSDP has gathered the last block ahead, if it came before in the order of all forwards.
+        end["weights"] = (x.b * part.last_block if turn.earlier else 0) if x.zero3 else part.whole
         end["gradients"] = turn.prior or x.g * first // x.shards
         end |= _reduced(x, turn, first, first) if first else {"flat": turn.pending(x, part), "end_gradient": 0}
         return [("last unit, reduction", end)]
     ahead = last_ahead(x, part, turn)
     weights = ahead if turn.last or x.zero3 else part.whole
-    reduction = end | _reduced(x, turn, part.first, part.first_down) | {"weights": weights, "gradients": part.shard}
+    # The last unit's sum of gradients is there until it is reduced.
+    gradients = part.shard if turn.last else part.accumulated
+    gradients -= 0 if x.unsharded else turn.finished(x, part.first, 0)
+    reduction = end | _reduced(x, turn, part.first, part.first_down) | {"weights": weights, "gradients": gradients}
     if part.tied and not x.unsharded and x.shards > 1:
         # FSDP reduces a tied unit after the backward, when its gradient is referenced nowhere else.
         reduction["end_gradient"] = 0
@@ -219,7 +221,7 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         # The first block's flat copy still exists.
         backward: Live = {
             "weights": part.first_copy + ahead,
-            "gradients": turn.prior or part.shard - x.g * part.first // x.shards,
+            "gradients": gradients - (0 if turn.prior else x.g * part.first // x.shards),
             "stream": x.stream,
             "end_gradient": x.c * part.first,
             "flat": x.after(part.first_block),
@@ -227,16 +229,13 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         steps.append(("embedding, backward", end | backward))
     steps.append(("last unit, reduction", reduction))
     if x.zero3 and not turn.last and turn.forward_follows:
-        following = max(part.first_copy, 2 * x.b * part.first_block) + ahead
-        start: Live = {
-            "saved": 0,
-            "received": 0,
-            "stream": x.stream,
-            "weights": part.first_copy,
-            "gathering": following,
-            "end_gradient": 0,
-            "new_shard": 0,
-            "reducing": 0,
-        }
-        steps.append(("next micro-batch, first unit", start))
+        start: Live = {"end_gradient": 0, "new_shard": 0, "reducing": 0}
+        steps.append(("next micro-batch, first unit", start | next_forward(x, part, ahead)))
     return steps
+
+
+def next_forward(x: Shared, part: Part, ahead: int) -> Live:
+    """The beginning of the next forward with ZeRO 3: two gathered copies of its first unit, or one of the first block.
+    ``ahead``: bytes that are gathered already."""
+    following = max(part.first_copy, 2 * x.b * part.first_block) + ahead
+    return {"saved": 0, "received": 0, "stream": x.stream, "weights": part.first_copy, "gathering": following}

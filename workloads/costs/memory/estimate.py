@@ -37,7 +37,8 @@ from workloads.costs.memory.end_events import head_forward, head_reduction, last
 from workloads.costs.memory.events import Live, Timeline, by_category, highest, live_at
 from workloads.costs.memory.layer_classes import layer_classes
 from workloads.costs.memory.layer_events import layer_steps
-from workloads.costs.memory.sizes import Part, Shared, Turn, has_modules
+from workloads.costs.memory.sizes import Part, Shared, has_modules
+from workloads.costs.memory.turn import Turn
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import (
     StageParams,
@@ -118,28 +119,25 @@ def peak_timeline(experiment: Experiment) -> tuple[int, Timeline, int]:
 def _fullest(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int, ...]:
     """Ranks of which one has the highest peak. ``alike``: equal numbers for ranks that hold equal parts of the model.
 
-    Ranks with equal layers and equal moments need equal memory. Without split backwards a moment is a number of
-    micro-batches in flight, and every term of `timelines_of` is non-decreasing in it, provided that the same rounds
+    Ranks with equal layers and equal moments need equal memory. With one chunk and whole backwards a moment is a number
+    of micro-batches in flight, and every term of `timelines_of` is non-decreasing in it, provided that the same rounds
     are followed by a forward (`MicroBatchBackward.forward_follows`). So only the rank with most micro-batches in flight
     is evaluated. Earlier ranks never have fewer in flight than later ones.
     """
-    if v > 1:
+    if v > 1 or schedule in SPLIT_BACKWARD:
         return _uncovered(alike, schedule, m, v)
     fullest: dict[tuple[object, ...], tuple[float, int]] = {}
     for rank, kind in enumerate(alike):
-        moments, most = _moments(schedule, rank, len(alike), m, v), 0.0
-        key: tuple[object, ...] = (kind, moments)
-        if schedule not in SPLIT_BACKWARD:
-            most = max(in_flight for in_flight, _ in moments)
-            key = (kind, m > most, m - 1 > most)
+        most = max(in_flight for in_flight, _ in _moments(schedule, rank, len(alike), m, v))
+        key = kind, m > most, m - 1 > most
         if key not in fullest or most > fullest[key][0]:
             fullest[key] = most, rank
     return tuple(sorted(rank for _, rank in fullest.values()))
 
 
 def _uncovered(alike: tuple[int, ...], schedule: str, m: int, v: int) -> tuple[int, ...]:
-    """Ranks with several chunks, without those that hold at most as much as another equal rank, chunk by chunk
-    and turn by turn."""
+    """Ranks with several chunks or backwards in two halves, without those that hold at most as much as another equal
+    rank, chunk by chunk and turn by turn."""
     kept: list[int] = []
     of_rank = [held_by_chunk(schedule, rank, len(alike), m, v) for rank in range(len(alike))]
     for rank, kind in enumerate(alike):
@@ -212,15 +210,14 @@ def timelines_of(
     if shared_bytes := SLOTS * slot_bytes(e):
         always["shared"] = shared_bytes
     update = [_update(x, part, always)] if part.updating else []
-    if e.virtual_stages > 1:
+    if e.virtual_stages > 1 or x.splits:
         return [*timelines_of_chunks(e, x, stage, always, {} if chunks is None else chunks), *update]
-    # With a split backward: the moment before the input-gradient pass, which defers ``part.deferred``.
-    in_flight, deferred = max(moments_held(e, stage))
+    in_flight = max(held for held, _ in moments_held(e, stage))
     timelines = []
     shared, e = x, part_of_experiment(e, held)
-    for name, turn in _turns(x, part, int(in_flight), int(deferred * part.deferred)):
+    for name, turn in _turns(x, part, int(in_flight)):
         x = turn.adapted(e, shared)
-        steps = head_forward(x, part, turn, chunks=False) if part.has_head else []
+        steps = head_forward(x, part, turn) if part.has_head else []
         steps += [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *tied_step(x, part, turn)]
         timelines.append(Timeline(name, turn.start(x, part, always), [*steps, *last_unit(x, part, turn)]))
     return [*timelines, *update]
@@ -232,22 +229,21 @@ def _update(x: Shared, part: Part, always: Live) -> Timeline:
     return Timeline("update", start, [("the largest matrix", {"updating": part.updating})])
 
 
-def _turns(x: Shared, part: Part, in_flight: int, deferred: int) -> list[tuple[str, Turn]]:
+def _turns(x: Shared, part: Part, in_flight: int) -> list[tuple[str, Turn]]:
     """Backwards to evaluate: the first (no gradients yet), the second (as many in flight, gradients exist) and the last
-    (no other micro-batch in flight except those whose weight-gradient pass is pending)."""
-    m, own = x.num_microbatches, part.deferred if x.splits else 0
+    (no other micro-batch in flight)."""
+    m = x.num_microbatches
     follows = m > in_flight
     turns = [
         (
             "first backward",
-            Turn(in_flight, deferred, 0, m == 1, follows, m == 1 or not x.unsharded, in_flight > 1, own),
+            Turn(in_flight, 0, m == 1, follows, m == 1 or not x.unsharded, in_flight > 1),
         ),
     ]
     if m > 2:
         follows, most = m - 1 > in_flight, min(in_flight, m - 1)
-        second = Turn(most, deferred, part.accumulated, False, follows, not x.unsharded, True, own)
+        second = Turn(most, part.accumulated, False, follows, not x.unsharded, True)
         turns.append(("second backward", second))
     if m > 1:
-        deferred = deferred if own and not x.unsharded else 0
-        turns.append(("last backward", Turn(1, deferred, part.accumulated, True, False, True, in_flight == 1, own)))
+        turns.append(("last backward", Turn(1, part.accumulated, True, False, True, in_flight == 1)))
     return turns

@@ -8,7 +8,8 @@ from __future__ import annotations
 from workloads.costs.memory.end_events import last_ahead
 from workloads.costs.memory.events import Live, Step
 from workloads.costs.memory.layer_classes import LayerSizes
-from workloads.costs.memory.sizes import Part, Shared, Turn
+from workloads.costs.memory.sizes import Part, Shared
+from workloads.costs.memory.turn import Turn
 
 _AFTER_REDUCTION: Live = dict.fromkeys(("of_experts", "stream", "reducing", "new_shard"), 0)
 _AFTER_HEAD: Live = dict.fromkeys(("loss", "gathering", "end_gradient"), 0)
@@ -74,11 +75,10 @@ def _ahead(x: Shared, part: Part, turn: Turn) -> int:
 
 
 def _prior(x: Shared, part: Part, turn: Turn) -> int:
-    """Bytes of gradients in the last layer's backward. In the last backward of ZeRO 0 and 1 the head's accumulated
-    gradient is freed when it has been reduced."""
-    reduced = x.unsharded and turn.last and turn.prior and not turn.first_half and not x.splits
-    freed = x.r * part.head - x.g * part.head // x.shards if reduced else 0
-    return turn.prior + turn.first_gradient(x, part) - freed
+    """Bytes of gradients in the last layer's backward. In the last backward the head's sum of gradients has been
+    reduced by then."""
+    finished = 0 if turn.first_half or x.splits else turn.finished(x, part.head, 0)
+    return turn.prior + turn.first_gradient(x, part) + finished
 
 
 def _flat(x: Shared, part: Part, turn: Turn) -> int:
@@ -95,7 +95,7 @@ def _last_layer(x: Shared, part: Part, turn: Turn) -> Live:
         "weights": _gathered(x, part, turn),
         "gradients": _prior(x, part, turn),
         "of_tied": x.w * part.tied,
-        "working": _working(x, part, kept=part.kept_after > 0),
+        "working": _working(x, part, turn, kept=part.kept_after > 0),
         "fetched": part.fetched(0),
         "flat": _flat(x, part, turn),
     }
@@ -111,10 +111,11 @@ def _experts_gathered(x: Shared, part: Part, turn: Turn, last_layer: Live) -> li
     return [("last layer's experts, gathering", last_layer | {"weights": weights, "working": arriving})]
 
 
-def _working(x: Shared, part: Part, *, kept: bool) -> int:
+def _working(x: Shared, part: Part, turn: Turn, *, kept: bool) -> int:
     """Working bytes of the class of layers here that needs most. ``kept``: of layers that are not recomputed."""
     sizes = [x.sizes[one.kind] for one in part.classes]
-    return max(size.working_kept if kept else size.working for size in sizes)
+    extra = 1 if turn.first_half else 0
+    return max((size.working_kept if kept else size.working) + extra * size.first_half for size in sizes)
 
 
 def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step]:
@@ -137,7 +138,7 @@ def _reduction(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step
         "stream": x.stream,
         "gradients": last_layer["gradients"],
     }
-    return [("last layer, reduction", one) for one in _reduced_block(x, turn, size, part.last_block, changes)]
+    return [("last layer, reduction", one) for one in _reduced_block(x, turn, size, part.last_block, changes, 0)]
 
 
 def _first_reduction(x: Shared, part: Part, turn: Turn, first_layer: Live) -> list[Step]:
@@ -157,16 +158,22 @@ def _first_reduction(x: Shared, part: Part, turn: Turn, first_layer: Live) -> li
     }
     if not x.zero3:
         changes["weights"] -= x.b_experts * size.experts if turn.last else 0
-    return [("first layer, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes)]
+    return [("first layer, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes, size.block)]
 
 
-def _reduced_block(x: Shared, turn: Turn, size: LayerSizes, block: int, changes: Live) -> list[Live]:
-    """``changes`` with the tensors of the reduction of a layer's ``block`` elements."""
+def _reduced_block(x: Shared, turn: Turn, size: LayerSizes, block: int, changes: Live, before: int) -> list[Live]:
+    """``changes`` with the tensors of the reduction of a layer's ``block`` elements. ``before``: elements of the unit
+    that was reduced before it."""
     changes["flat"] = 0 if x.adds else x.r * block
     if x.shards == 1:
         changes["reducing"] = x.made_of_sums(block, 1) if x.adds else _scaled(x, turn) * block
         changes["gradients"] += 0 if turn.prior or x.adds else x.g * block
         return [changes]
+    if x.unsharded and not turn.prior and not x.adds:  # the only micro-batch's gradients are cast, weight by weight
+        casts: Live = {"reducing": x.r * block + (x.c * size.down if x.c != x.r else 0), "flat": x.r * before}
+        casts["weights"] = changes["weights"] + x.b * block
+        reduced: Live = {"reducing": x.r * block, "flat": x.r * block, "weights": changes["weights"]}
+        return [changes | casts, reduced]
     if x.unsharded:
         changes["new_shard"] = x.made_of_sums(block, x.shards) if x.adds else 0
         return [changes]
@@ -204,11 +211,11 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
         weights -= x.b * rest + x.b_experts * experts
     if not turn.first_half and not turn.prior:
         gradients += shard if turn.reduces else of_done
-    elif not turn.first_half and x.unsharded and turn.last:
-        gradients -= of_done - shard
+    elif not turn.first_half:
+        gradients += turn.finished(x, rest, experts)
     flat = last_layer["flat"]
     if turn.reduces:
-        flat = 0 if turn.first_half else x.after(layers[-1][0].block)
+        flat = flat if turn.first_half else x.after(layers[-1][0].block)
     not_again = kept == 0 and x.between  # the last layer is recomputed, the one before it is not
     return "layer before" if done == 1 else "last recomputed layer", {
         **_AFTER_REDUCTION,
@@ -218,7 +225,7 @@ def _next_layer(x: Shared, part: Part, turn: Turn, done: int, last_layer: Live) 
         "weights": weights,
         "gradients": gradients,
         "received": 0 if part.has_head else x.stream,
-        "working": _working(x, part, kept=not_again or kept == part.num_layers),
+        "working": _working(x, part, turn, kept=not_again or kept == part.num_layers),
         "flat": flat,
     }
 
@@ -238,7 +245,7 @@ def _next_reduction(x: Shared, part: Part, turn: Turn, done: int, next_layer: Li
         "gradients": next_layer["gradients"],
         "stream": x.stream,
     }
-    return [("layer before, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes)]
+    return [("layer before, reduction", one) for one in _reduced_block(x, turn, size, size.block, changes, size.block)]
 
 
 def _first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int = 0) -> Step:
@@ -270,7 +277,7 @@ def _first_layer(x: Shared, part: Part, turn: Turn, number: int, before: int = 0
         # An input-gradient pass has it among what is left.
         "received": x.stream if place and not part.has_head and not turn.first_half else 0,
         "working": working + (size.first_half if turn.first_half else 0),
-        "flat": x.after(size.block) if turn.reduces and not turn.first_half and earlier else turn.pending(x, part),
+        "flat": x.after(size.block) if turn.reduces and not turn.first_half and earlier else _flat(x, part, turn),
     }
 
 
@@ -307,7 +314,7 @@ def _gradients(x: Shared, turn: Turn, rest: int, experts: int) -> int:
     """Bytes of gradients when units of ``rest`` elements and ``experts`` elements of experts have theirs."""
     shard, unsharded = x.shard(rest, experts), x.r * (rest + experts)
     gradients = turn.prior or (shard if turn.reduces else unsharded)
-    return gradients - (unsharded - shard if x.unsharded and turn.last else 0)
+    return gradients + (shard - x.summed(rest, experts) if turn.last and (turn.prior or x.unsharded) else 0)
 
 
 def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step]:
@@ -323,8 +330,8 @@ def _experts_of_last_layer(x: Shared, part: Part, turn: Turn, last_layer: Live) 
     # The head is reduced after all blocks in a weight-gradient pass without a reduction before.
     is_reduced = turn.reduces and not (x.unsharded and turn.second_half)
     gradients = turn.prior or (x.g * part.head // x.shards if is_reduced else x.r * part.head)
-    if x.unsharded and turn.prior and is_reduced:
-        gradients -= x.r * part.head - x.g * part.head // x.shards
+    if is_reduced:
+        gradients += turn.finished(x, part.head, 0)
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     freed = of_layer.reducing_kept if part.kept_after else of_layer.reducing
     steps: list[Step] = []
@@ -385,7 +392,7 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     """
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     size, flat = part.experts, 0 if x.adds and turn.reduces else x.r * part.experts
-    shard = x.g * size // x.expert_shards
+    shard = x.g_experts * size // x.expert_shards
     if not turn.reduces:
         # The first gradients are cast weight by weight. Those in the master dtype are accumulated as is.
         cast = 0 if turn.prior or x.c == x.r else x.r * of_layer.experts_up
@@ -403,5 +410,5 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
         return [after]  # accumulated gradients are freed before the new shard exists
     each = x.r if turn.second_half or turn.own_deferred else x.c
     first: Live = {"reducing": each * size - reduced, "new_shard": 0, "flat": flat, "of_experts": reduced}
-    cast = 0 if x.adds else x.cast * size // x.expert_shards
+    cast = 0 if x.adds else x.cast_experts * size // x.expert_shards
     return [first, after | {"reducing": each * of_layer.experts_down, "new_shard": new + cast}]

@@ -1,4 +1,4 @@
-"""Sizes that the events of a pipeline rank are made of: of every rank alike, of one rank or chunk, of one action.
+"""Sizes that the events of a pipeline rank are made of: of every rank alike, and of one rank or chunk.
 
 Symbols are those of `workloads.costs.memory.estimate`.
 """
@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
 from workloads.costs.memory.document_tensors import input_bytes, packed_bytes
-from workloads.costs.memory.events import Live
 from workloads.costs.memory.host import device_state_bytes
 from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
 from workloads.costs.shape.fp8 import gathered_bytes
@@ -45,11 +44,16 @@ class Shared(NamedTuple):
     g: int
     r: int
     """Bytes per element of sums of gradients while they are unsharded, and of reductions."""
-    cast: int
-    """Bytes per element of a reduced shard that exists beside its cast to g bytes: r, or 0 where nothing is cast."""
-    kept: int
-    """The part of ``cast`` that stays until the next reduction: all of it if replicas are summed, or if
-    with ``adds`` several ranks share master weights."""
+    g_experts: int
+    """Bytes per element of reduced gradients of routed experts."""
+    sums: int
+    """Bytes per element of sharded gradients between micro-batches: g, or r where replicas are summed with the last
+    micro-batch, before the cast to g bytes."""
+    sums_experts: int
+    """The same of routed experts."""
+    keeps: bool
+    """Whether a reduced shard that is cast stays until the next reduction: if replicas are summed, or if with ``adds``
+    several ranks share master weights."""
     scaled: int
     """Bytes per element of what one shard alone takes beside its flat copy and its gradient: r, of a scaled copy, which
     comes before the gradient, so that g of them are counted with it where r is more."""
@@ -105,6 +109,8 @@ class Shared(NamedTuple):
     """Whether the schedule has split backwards."""
     interleaved: bool
     """Whether the schedule is an interleaved one."""
+    chunks: int
+    """Number of chunks of a rank."""
     between: bool
     """Whether layers that are recomputed and layers that are not take turns."""
     last_stays: bool
@@ -126,14 +132,18 @@ class Shared(NamedTuple):
         flat_sums = e.gradient_accumulation_fusion and data_degrees(e)[1] > 1
         adds_in_place = e.gradient_accumulation_fusion and not makes_sums and r == c
         sizes = layer_sizes(e, w_blocks, experts_add=adds_in_place)
+        later = e.zero_stage >= 2 and e.num_microbatches > 1
+        experts_replicas, expert_shards = expert_degrees(e) if model.moe is not None else (1, 1)
         kinds = layers_of(model).kinds
         held = [size for size, kind in zip(sizes, kinds, strict=True) if modules or not kind.ahead]
         return cls(
             c=c,
             g=g,
             r=r,
-            cast=r if r != g else 0,
-            kept=r if r != g and (data_degrees(e)[0] > 1 or flat_sums) else 0,
+            g_experts=g,
+            sums=r if later and data_degrees(e)[0] > 1 else g,
+            sums_experts=r if later and experts_replicas > 1 else g,
+            keeps=data_degrees(e)[0] > 1 or flat_sums,
             scaled=r + max(0, r - g),
             adds=e.gradient_accumulation_fusion,
             flat=0 if e.gradient_accumulation_fusion and data_degrees(e)[1] == 1 else r,
@@ -146,7 +156,7 @@ class Shared(NamedTuple):
             b_experts=gathered_bytes(e, c, of_experts=True),
             block=max(size.block for size in held),
             experts=max(size.experts for size in sizes),
-            expert_shards=expert_degrees(e)[1] if model.moe is not None else 1,
+            expert_shards=expert_shards,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=stream,
@@ -160,15 +170,27 @@ class Shared(NamedTuple):
             zero3=e.zero_stage == 3,
             splits=e.pp_schedule in SPLIT_BACKWARD,
             interleaved=e.pp_schedule in INTERLEAVED,
+            chunks=e.virtual_stages,
             between=e.recompute_every > 1,
             last_stays=last_layer_stays(e.pp_schedule),
             head_in_backward=e.pp_schedule == "gpipe",
             modules=modules,
         )
 
+    @property
+    def cast(self) -> int:
+        """Bytes per element of a reduced shard that exists beside its cast to g bytes: r, or 0 where nothing is
+        cast."""
+        return self.r if self.r != self.g else 0
+
+    @property
+    def cast_experts(self) -> int:
+        """The same of routed experts."""
+        return self.r if self.r != self.g_experts else 0
+
     def after(self, unit: int) -> int:
         """Bytes that stay after the reduction of ``unit`` elements until the next one, besides the gradient."""
-        return self.flat * unit + self.kept * unit // self.shards
+        return self.flat * unit + (self.cast * unit // self.shards if self.keeps else 0)
 
     def made_of_sums(self, unit: int, shards: int) -> int:
         """Bytes that a reduction makes of the sums of ``unit`` elements while it reads them, with ``adds``: a shard, if
@@ -177,7 +199,13 @@ class Shared(NamedTuple):
 
     def shard(self, rest: int, experts: int) -> int:
         """Bytes of reduced gradients of ``rest`` elements plus ``experts`` elements of routed experts."""
-        return self.g * rest // self.shards + self.g * experts // self.expert_shards
+        return self.g * rest // self.shards + self.g_experts * experts // self.expert_shards
+
+    def summed(self, rest: int, experts: int) -> int:
+        """Bytes of the sums of these gradients between micro-batches."""
+        if self.unsharded:
+            return self.r * (rest + experts)
+        return self.sums * rest // self.shards + self.sums_experts * experts // self.expert_shards
 
 
 class Part(NamedTuple):
@@ -227,7 +255,7 @@ class Part(NamedTuple):
     shard: int
     """Reduced gradients."""
     accumulated: int
-    """Gradients between micro-batches."""
+    """Gradients between micro-batches: sums."""
     saved: int
     """Saved by the layers for one micro-batch, on the device, with the output that is sent on."""
     output: int
@@ -282,7 +310,7 @@ class Part(NamedTuple):
             optimizer=device_state_bytes(e, own, *shard_numbers(e, held)),
             updating=temporary_bytes(e, held),
             shard=shard,
-            accumulated=x.r * params if x.unsharded else shard,
+            accumulated=shard if x.sums == x.g and not x.unsharded else x.summed(layers + ends, experts),
             saved=sum(one.saved for one in classes) + last_stays + input_stays + output,
             output=output,
             offloaded=of_host,
@@ -338,64 +366,3 @@ def _blocks(classes: tuple[LayerClass, ...], largest: int) -> tuple[int, int, in
     last = classes[-1]
     before = last if last.layers > 1 or len(classes) == 1 else classes[-2]
     return classes[0].size.block, before.size.block, last.size.block
-
-
-class Turn(NamedTuple):
-    """The action of one micro-batch."""
-
-    in_flight: int
-    """Number of micro-batches held when a backward starts."""
-    deferred: int
-    """Bytes that other micro-batches hold for their pending weight-gradient passes."""
-    prior: int
-    """Bytes of gradients left by earlier micro-batches."""
-    last: bool
-    """Whether this is the last backward of the step, which reduces gradients at the latest."""
-    forward_follows: bool
-    """Whether another micro-batch's forward follows."""
-    reduces: bool
-    """Whether gradients are reduced in it."""
-    earlier: bool
-    """Whether a forward before this micro-batch's still waits for its backward in FSDP's order of units, or came before
-    a backward that was not the last: the first unit's backward gathers the last unit of that forward ahead."""
-    own_deferred: int = 0
-    """Bytes this micro-batch saves for its deferred weight-gradient pass; 0 if the backward is not split."""
-    first_half: bool = False
-    """Whether this is an input-gradient pass only: blocks get no weight gradients in it."""
-    second_half: bool = False
-    """Whether this is a weight-gradient pass: the head, whose gradient exists, stays gathered until its reduction at
-    the end."""
-
-    def pending(self, x: Shared, part: Part) -> int:
-        """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
-        reduction."""
-        return x.after(part.first) if self.prior and not x.unsharded else 0
-
-    def start(self, x: Shared, part: Part, always: Live) -> Live:
-        """What exists when a backward starts. ``always``: what exists all the time."""
-        return {
-            **always,
-            "others": (self.in_flight - 1) * (part.saved + part.packed + part.of_head),
-            "deferred": self.deferred,
-            "saved": part.saved,
-            "documents": part.packed,
-            "weights": 0 if x.zero3 else part.whole,
-            "gradients": self.prior,
-            "flat": self.pending(x, part),
-        }
-
-    def adapted(self, e: Experiment, x: Shared) -> Shared:
-        """``x`` for this turn: a first backward makes the sums of gradients; blocks have none in an input-gradient
-        pass."""
-        if self.prior or not x.adds:
-            return x
-        made = Shared.of(e, makes_sums=True, modules=x.modules)
-        if self.first_half:
-            return made._replace(w_blocks=x.w_blocks, sizes=x.sizes, working=x.working, working_kept=x.working_kept)
-        return made
-
-    def first_gradient(self, x: Shared, part: Part) -> int:
-        """Bytes of the head's gradient after its backward, unless added to an earlier one."""
-        if self.prior:
-            return 0
-        return x.g * part.head // x.shards if self.reduces else x.r * part.head

@@ -322,6 +322,34 @@ IN_BF16 = {
 }
 
 
+REPLICAS_IN_BF16 = {
+    f"{replicas} of {shards} shards, ZeRO {zero}, {microbatches} x {tokens} tokens": Experiment.canonical(
+        model=shortened(LLAMA_8B),
+        seq_len=tokens,
+        dp_replicate=replicas,
+        dp_shard=shards,
+        zero_stage=zero,
+        global_batch_size=replicas * shards * microbatches,
+        grad_reduce="bf16",
+        gradient_accumulation_fusion=False,
+    )
+    for replicas, shards, zero, microbatches, tokens in (
+        (2, 2, 2, 2, 1024),
+        (4, 2, 2, 3, 1024),
+        (2, 4, 2, 2, 4096),
+        (2, 2, 3, 3, 1024),
+        (4, 2, 3, 2, 1024),
+    )
+}
+"""Replicas are summed with the last micro-batch. Until then a rank has sums over its shards, in bf16."""
+
+
+@pytest.mark.parametrize("name", sampled(list(REPLICAS_IN_BF16), 1, seconds=2))
+def test_sums_of_replicas_that_wait_for_the_last_micro_batch_have_two_bytes(name: str) -> None:
+    case = REPLICAS_IN_BF16[name]
+    assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.001)
+
+
 @pytest.mark.parametrize("name", sampled(list(IN_BF16), 1, seconds=2))
 def test_peak_with_formats_of_two_bytes_equals_the_traced_engine(name: str) -> None:
     case = IN_BF16[name]

@@ -79,7 +79,7 @@ STAGES = {
 @pytest.mark.parametrize("name", sampled(list(STAGES), 2, seconds=3))
 def test_last_reductions_of_stages_are_in_the_peak(name: str) -> None:
     """A stage's output, the gradient that it received and that of its input are there until the backward ends. With
-    ZeRO 3 a micro-batch is so small here that the input of a gather counts, which the closed form leaves out."""
+    ZeRO 3 a stage with few tokens peaks when its last layer is gathered, beside the layer's input."""
     case = STAGES[name]
     peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(2)]
     near = 0.02 if case.zero_stage == 3 and case.pp_schedule == "1f1b" else 0.002
