@@ -20,7 +20,10 @@ from workloads.costs.memory.estimate import peak_stage
 from workloads.predict import layouts, near_full
 from workloads.predict.predictor import Predictor
 from workloads.predict.probed import LAUNCH_S
+from workloads.rules.captured_steps import is_captured
 from workloads.spec.experiment import ENGINE, Experiment, from_dict, layout_id
+from workloads.spec.layer_kinds.mlp import RoutedMLP
+from workloads.spec.model_layers import layers_of
 
 CLUSTER = "h200"
 """Cluster of most shipped rows."""
@@ -33,6 +36,9 @@ GRADIENTS_SHARE_MEMORY = pd.Timestamp("2026-11-26", tz="UTC")
 on."""
 FULL_BEFORE = 0.76
 """Same meaning as `near_full.FROM`. The engine's version did not change, because its results and tensors did not."""
+EXPERTS_HAVE_KERNELS = pd.Timestamp("2026-11-30", tz="UTC")
+"""Before this date activations of experts other than SwiGLU, and their biases, were torch operations that took a fifth
+of a step. Rows of such models from before are of another program, and are left out."""
 DRAWS = {
     "third": "h100x2_validation_probed",
     "fourth": "h100x2_validation_growing",
@@ -44,14 +50,37 @@ DRAWS = {
 def recorded_attempts() -> pd.DataFrame:
     """Shipped measurements of this project's engine that succeeded."""
     rows: pd.DataFrame = load(RECORDED).table.to_pandas()
-    return rows[(rows["method"] == "measured") & (rows["outcome"] == "ok") & (rows["engine"] == ENGINE)]
+    rows = rows[(rows["method"] == "measured") & (rows["outcome"] == "ok") & (rows["engine"] == ENGINE)]
+    return rows[(rows["started_at"] >= EXPERTS_HAVE_KERNELS) | ~rows["config_json"].map(_lacked_kernels)]
+
+
+def _lacked_kernels(config: str) -> bool:
+    mlps = [kind.mlp for kind in layers_of(from_dict(json.loads(config)).model).kinds]
+    experts = [mlp.expert for mlp in mlps if isinstance(mlp, RoutedMLP)]
+    return any(one.bias or one.activation != "silu" for one in experts)
 
 
 def points_of(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Points of attempts as ``grade`` takes them, with a column ``experiment``."""
-    points = grade.measured_points(attempts)
-    experiments = pd.Series([from_dict(json.loads(text)) for text in points["config_json"]], dtype="object")
-    return points.assign(experiment=experiments)
+    """Points of attempts as ``grade`` takes them, with a column ``experiment``: of steps that ran eagerly, since too
+    few came before them, the experiment without a graph. They do not count if the layout also ran with one."""
+    asked = [from_dict(json.loads(text)) for text in attempts["config_json"]]
+    eager = pd.Series(
+        [
+            run == "none" and one.cuda_graph == "auto" and is_captured(one)
+            for one, run in zip(asked, attempts["cuda_graph_run"], strict=True)
+        ],
+        index=attempts.index,
+    )
+    captured = set(attempts.loc[~eager, "experiment_id"])
+    again = eager & attempts["experiment_id"].isin(captured)
+    points = grade.measured_points(attempts[~again])
+    ran_eagerly = set(attempts.loc[eager & ~again, "experiment_id"])
+    experiments = [from_dict(json.loads(text)) for text in points["config_json"]]
+    as_run = [
+        one.replace(cuda_graph="none") if name in ran_eagerly else one
+        for name, one in zip(points["experiment_id"], experiments, strict=True)
+    ]
+    return points.assign(experiment=pd.Series(as_run, dtype="object"))
 
 
 def planned(points: pd.DataFrame, known: Mapping[str, Known] | None = None) -> pd.DataFrame:

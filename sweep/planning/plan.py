@@ -104,7 +104,7 @@ def make_plan(
     # Computing the id of a layout means hashing it, which is slow. So compare everything before the hash first.
     ran = {name[:-8] for name in known.steps} if known else set()
     forecast = Forecast.of(config.cluster, known, [layout_id(one) for one in possible if ran and one.id[:-8] in ran])
-    times = iter(forecast.times(possible))
+    times = iter(forecast.times([_as_run(one, config) for one in possible]))
     for done, one in enumerate(checked):
         if not done % _PROGRESS_EVERY:
             progress("points predicted", done, count)
@@ -203,6 +203,13 @@ def _failed_condition(point: PlannedPoint, conditions: Mapping[str, Expression])
         if not met:
             return _Failed(place, met is not None)
     return None
+
+
+def _as_run(experiment: Experiment, config: SweepConfig) -> Experiment:
+    """The experiment whose step time a run measures: without a graph if too few steps come before the timed ones."""
+    if experiment.cuda_graph != "auto" or config.measure.too_few_to_capture is None:
+        return experiment
+    return experiment.replace(cuda_graph="none")
 
 
 def _audited(points: list[PlannedPoint], config: SweepConfig) -> list[PlannedPoint]:

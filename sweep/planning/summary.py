@@ -126,7 +126,8 @@ def eager_points(plan: Plan) -> list[str]:
     if plan.method != "measured" or (backend := plan.config.cluster.backend) != "cuda":
         return []
     experiments = [point.experiment for point in plan.to_run if point.experiment.engine == ENGINE]
-    reasons = Counter(not_captured(one, backend) for one in experiments if one.cuda_graph == "auto")
+    few = plan.config.measure.too_few_to_capture
+    reasons = Counter(not_captured(one, backend) or few for one in experiments if one.cuda_graph == "auto")
     return [f"{plural(count, 'point')} with eager steps: {why}" for why, count in reasons.most_common() if why]
 
 

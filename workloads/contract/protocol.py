@@ -44,6 +44,8 @@ SHORT_STEP_S = 1.0
 little while steps are short."""
 WARM_STEPS, SLOW_STEPS = 2, 1
 """Warm-up steps and timed steps of a run that ends early because it is slow."""
+EAGER_STEPS = 2
+"""Number of steps that run before one is captured: the first makes the optimizer's state and loads kernels."""
 HOST_WAIT = 0.01
 """A step is host-bound if the host is ahead of its device by less than this share of the step."""
 PROFILED_STEPS = 3
@@ -83,6 +85,16 @@ class MeasureSpec:
     def steps_of(self, step_time_s: float | None) -> int:
         """Number of all steps of a run, including those before and after the timed ones."""
         return self.warmup_steps + self.timed_steps_of(step_time_s) + (PROFILED_STEPS if self.profile else 0)
+
+    @property
+    def too_few_to_capture(self) -> str | None:
+        """Why no step can be captured, however the layout; None if the warm-up leaves time for it."""
+        if self.warmup_steps > EAGER_STEPS:
+            return None
+        return (
+            f"{EAGER_STEPS} eager steps and a first replay come before the timed steps, but measure.warmup_steps is "
+            f"{self.warmup_steps}; use {EAGER_STEPS + 1} or more"
+        )
 
     @property
     def in_words(self) -> str:

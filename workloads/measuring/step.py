@@ -52,8 +52,6 @@ from workloads.spec.errors import UnsupportedByEngine
 
 BeforeStep = Callable[[int, bool], None]
 """``(step, is_warmup)``"""
-EAGER_STEPS = 2
-"""Number of steps that run before one is captured: the first makes the optimizer's state and loads kernels."""
 
 
 class Diverged(RuntimeError):
@@ -118,12 +116,7 @@ def _not_captured(engine: Engine, spec: MeasureSpec) -> str | None:
         return None
     if engine.groups.is_rehearsal:
         return "a rehearsal runs eagerly"
-    reason = not_captured(engine.experiment, engine.groups.device.type)
-    if reason is None and spec.warmup_steps <= EAGER_STEPS:
-        reason = (
-            f"{EAGER_STEPS} eager steps and a first replay come before the timed steps, but measure.warmup_steps is "
-            f"{spec.warmup_steps}; use {EAGER_STEPS + 1} or more"
-        )
+    reason = not_captured(engine.experiment, engine.groups.device.type) or spec.too_few_to_capture
     if reason is not None and asked == "step":
         raise UnsupportedByEngine(f"cuda_graph=step: {reason}; or use cuda_graph=none or auto")
     return reason

@@ -97,6 +97,22 @@ def test_points_whose_steps_are_not_captured_are_named_with_the_reason() -> None
     assert line.startswith("1 point with eager steps: with routing=learned the host waits in every layer")
     assert eager_points(plan_of([*words, "cluster=h200", "grid.axes.cuda_graph=none"])) == []
     assert eager_points(plan_of(["+grid=tiny"])) == [], "a CPU has no graphs at all"
+    assert len(eager_points(plan_of([*words, "cluster=h200", "measure.warmup_steps=2"]))) == 2
+
+
+def test_a_warm_up_too_short_for_a_graph_is_predicted_without_one() -> None:
+    """Llama 1B with 512 tokens, whose eager steps the host paces."""
+    words = ["+grid=one_point", "model=llama1b", "cluster=h200", "grid.axes.seq_len=512"]
+
+    def seconds(*more: str) -> float:
+        (point,) = plan_of([*words, *more]).points
+        assert point.time is not None
+        return point.time.step_time_s
+
+    graph, eager = seconds(), seconds("grid.axes.cuda_graph=none")
+    assert seconds("measure.warmup_steps=2") == eager > 1.2 * graph
+    (line,) = eager_points(plan_of([*words, "measure.warmup_steps=2"]))
+    assert line.endswith("but measure.warmup_steps is 2; use 3 or more")
 
 
 @pytest.mark.slow

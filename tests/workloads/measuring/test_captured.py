@@ -23,7 +23,7 @@ from tests.planted.plant import Fault, planted
 from tests.pool import Pool
 from tests.workloads.engine.parity import experts
 from tests.workloads.measuring.test_step import MODEL, engine
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.protocol import EAGER_STEPS, MeasureSpec
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.collectives.parameters import local_shard
 from workloads.engine.training import captured_step
@@ -399,7 +399,7 @@ def out_of_memory_in_a_capture(rank: int) -> tuple[str, str]:
     ballast: list[torch.Tensor] = []
 
     def take_all(number: int, is_warmup: bool) -> None:
-        if number == step.EAGER_STEPS:  # announces the capture
+        if number == EAGER_STEPS:  # announces the capture
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             free, _ = torch.cuda.mem_get_info()
