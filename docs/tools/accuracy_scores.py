@@ -95,6 +95,8 @@ def table(lines: Sequence[tuple[str, dict[str, str]]], first: str) -> str:
 
 
 def by_value(found: pd.DataFrame, column: str) -> list[tuple[str, dict[str, str]]]:
+    """A line for each value of a column that has predicted rows: a table has no word for some, such as ``full:21``."""
+    found = found[found["of_step_time_s"].notna()]
     keep = ("rows", "MAPE", "p90", "bias", "inside 90 %", "half-width")
     lines = []
     for value, rows in found.groupby(column, sort=True):

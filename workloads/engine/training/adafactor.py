@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,21 @@ DECAY = -0.8
 """Exponent of t in the weight of a new mean of squares."""
 
 
+class _Run(NamedTuple):
+    """Matrices one after the other with equally many rows in a shard, such as those of experts, that are updated at
+    once."""
+
+    matrices: slice
+    length: int
+    start: int
+    rows: int
+    """Of each matrix; 0 for those without rows here."""
+
+    def of(self, values: Tensor) -> Tensor:
+        """[length, rows, ...], a view."""
+        return values[self.start : self.start + self.length * self.rows].view(self.length, self.rows, *values.shape[1:])
+
+
 @dataclass(slots=True)
 class _Held:
     """One parameter on this rank; J matrices of it, R rows and C columns of the shard."""
@@ -41,6 +56,8 @@ class _Held:
     local: nn.Parameter
     spans: list[tuple[int, int]]
     """First and last row (excluded) of each matrix in the shard, [J]; empty spans for those without rows here."""
+    runs: list[_Run]
+    """The same matrices, in order."""
     rows: Tensor
     """Means of squares by row, [R]; of a vector by element."""
     columns: Tensor | None
@@ -56,6 +73,11 @@ class _Held:
     is_expert: bool
     divides_columns: bool
     """Whether tensor parallelism divides the columns of a matrix, so that sums of rows are sums over ranks."""
+
+    @property
+    def largest(self) -> int:
+        """Numbers of the largest matrix in the shard."""
+        return max(stop - start for start, stop in self.spans) * (self.local.shape[1] if self.local.dim() > 1 else 1)
 
 
 class Adafactor:
@@ -92,6 +114,9 @@ class Adafactor:
         if not self._held:
             pairs = zip(self._parameters, self._locals, strict=True)
             self._held = [self._of(named, local) for named, local in pairs]
+            largest = max(one.largest for one in self._held)
+            for one in self._held:
+                one.runs = _runs(one.spans, max(1, largest // max(1, one.largest)))
 
     @torch.no_grad()
     def update(self, factor: Tensor, skip: Tensor | None) -> None:
@@ -114,8 +139,8 @@ class Adafactor:
                 continue
             scale = (of_weight / one.sizes[2]).sqrt_().clamp_(min=LEAST_SCALE) * pace
             scale /= (of_update / one.sizes[2]).sqrt_().clamp_(min=1.0)
-            for (start, stop), factor_of_matrix in zip(one.spans, scale, strict=True):
-                gradient[start:stop].mul_(factor_of_matrix)
+            for run in one.runs:
+                run.of(gradient).mul_(scale[run.matrices].view(-1, *[1] * gradient.dim()))
             one.local.detach().mul_(1 - group["lr"] * group["weight_decay"]).sub_(gradient)
 
     def _add_squares(self, gradients: Sequence[Tensor], new: Tensor) -> list[Tensor]:
@@ -129,7 +154,7 @@ class Adafactor:
             rows, columns, total = gradient, None, None
             if one.columns is not None:
                 rows = _squares(gradient, 1)
-                columns = torch.stack([_squares(gradient[start:stop], 0) for start, stop in one.spans])
+                columns = torch.cat([_squares(run.of(gradient), 1) for run in one.runs])
                 columns = columns if one.shares is None else columns * one.shares[:, None]
                 sums.append((one, columns, True, not one.divides_columns))
                 if one.divides_columns:
@@ -145,8 +170,8 @@ class Adafactor:
             if columns is None or one.columns is None:
                 one.rows.lerp_(rows.square(), new)
                 continue
-            for (start, stop), width in zip(one.spans, one.sizes[1], strict=True):
-                rows[start:stop].div_(width)
+            for run in one.runs:
+                run.of(rows).div_(one.sizes[1, run.matrices, None])
             one.rows.lerp_(rows, new)
             one.columns.lerp_(columns / one.sizes[0][:, None], new)
             total = columns.sum(1) if total is None else total
@@ -160,9 +185,10 @@ class Adafactor:
             gradient.mul_(one.rows.clamp(min=least * least).rsqrt_())
             return _by_matrix(one, gradient)
         mean = one.mean.clamp(min=least)
-        for at, (start, stop) in enumerate(one.spans):
-            estimate = torch.outer(one.rows[start:stop] / mean[at], one.columns[at])
-            gradient[start:stop].mul_(estimate.clamp_(min=least * least).rsqrt_())
+        for run in one.runs:
+            rows = run.of(one.rows) / mean[run.matrices, None]
+            estimate = rows.unsqueeze(2) * one.columns[run.matrices].unsqueeze(1)
+            run.of(gradient).mul_(estimate.clamp_(min=least * least).rsqrt_())
             del estimate
         return _by_matrix(one, gradient)
 
@@ -208,6 +234,7 @@ class Adafactor:
         return _Held(
             local=local,
             spans=spans,
+            runs=[],
             rows=local.new_zeros(local.shape[0]),
             columns=None if is_vector else local.new_zeros(len(here), local.shape[1]),
             mean=local.new_zeros(len(here)),
@@ -228,9 +255,22 @@ def _span(one: Matrix, member: int) -> tuple[int, int]:
     return (0, 0) if part is None else (part.local_row, part.local_row + part.rows)
 
 
+def _runs(spans: list[tuple[int, int]], most: int) -> list[_Run]:
+    """Runs of at most ``most`` matrices, so that what they need at once is no more than the largest matrix needs."""
+    runs: list[_Run] = []
+    for at, (start, stop) in enumerate(spans):
+        rows, last = stop - start, runs[-1] if runs else None
+        follows = last is not None and last.rows == rows and (not rows or last.start + last.length * rows == start)
+        if last is not None and follows and last.length < most:
+            runs[-1] = last._replace(matrices=slice(last.matrices.start, at + 1), length=last.length + 1)
+        else:
+            runs.append(_Run(slice(at, at + 1), 1, start, rows))
+    return runs
+
+
 def _by_matrix(one: _Held, values: Tensor) -> Tensor:
     """Sums of the squares of the values of each matrix, [J], of which the ranks' sum counts every value once."""
-    sums = torch.stack([torch.linalg.vector_norm(values[start:stop]).square() for start, stop in one.spans])
+    sums = torch.cat([torch.linalg.vector_norm(run.of(values).flatten(1), dim=1).square() for run in one.runs])
     return sums if one.shares is None else sums * one.shares
 
 
