@@ -40,7 +40,7 @@ def kinds_lacking(model: ModelSpec, seq_len: float, version: str) -> list[str]:
     if kinds_family(model) == "gpt_oss":
         own = _of_gpt_oss(layers, in_turn=version == ENGINES["torchtitan"])
     elif version != ENGINES["torchtitan"]:
-        return [f"Llama 4, which {ENGINES['torchtitan'].partition('+')[0]} alone has"]
+        return [f"a class in this version; {ENGINES['torchtitan'].partition('+')[0]} has one"]
     else:
         own = _of_llama4(model, layers, seq_len)
     return list(dict.fromkeys([*everywhere, *own]))
