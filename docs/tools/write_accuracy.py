@@ -187,8 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     for name, make in makers.items():
         if make is not None and name in (options.only or makers):
-            page = page_of(name)
-            page.write_text(put_section(page.read_text(), name, make()))
+            page, made = page_of(name), make()  # takes minutes, in which another process may write the page
+            page.write_text(put_section(page.read_text(), name, made))
             print(f"{page}: {name}")
     return 0
 
