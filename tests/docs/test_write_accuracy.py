@@ -161,6 +161,28 @@ def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
     assert curve[72.0] == (0, 1, 0.75)
 
 
+def test_a_layout_that_ran_with_a_graph_does_not_count_without_one() -> None:
+    attempts = accuracy_of_plans.recorded_attempts()
+    both = attempts[attempts["experiment_id"].str.contains("adafactor-22dea4eb|muon-f0a02bc6")]
+    assert len(both) == 3, "Adafactor ran eagerly and with a graph, Muon eagerly alone"
+    points = accuracy_of_plans.points_of(both).set_index("experiment_id")
+    (adafactor,) = points[points.index.str.contains("adafactor")].itertuples()
+    (muon,) = points[points.index.str.contains("muon")].itertuples()
+    assert adafactor.step_time_s < 0.5 and adafactor.experiment.cuda_graph == "auto"
+    assert muon.experiment.cuda_graph == "none"
+
+
+def test_rows_of_experts_without_kernels_are_left_out() -> None:
+    rows = load(RECORDED).table.to_pandas()
+    rows = rows[rows["experiment_id"].str.startswith(("gptoss", "llama4scout")) & (rows["outcome"] == "ok")]
+    kept = accuracy_of_plans.recorded_attempts()["started_at"]
+    before = rows["started_at"] < accuracy_of_plans.EXPERTS_HAVE_KERNELS
+    of_gpt_oss = rows["experiment_id"].str.startswith("gptoss")
+    assert (before & of_gpt_oss).any() and (before & ~of_gpt_oss).any()
+    assert not rows.loc[before & of_gpt_oss, "started_at"].isin(kept).any()
+    assert rows.loc[~(before & of_gpt_oss), "started_at"].isin(kept).all()
+
+
 @pytest.mark.exhaustive(seconds=15)
 @pytest.mark.slow
 def test_what_plans_predict_of_the_shipped_rows_is_no_worse_than_the_page_says() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,11 +13,9 @@ import torch
 
 from tests.sampling import sampled
 from tests.workloads.adapters.test_torchtitan import FOUR, MISSING, QK_NORM, QWEN, TIED, WIDE_HEADS
-from workloads.adapters.seam import engine_of
-from workloads.contract.protocol import MeasureSpec
+from tests.workloads.adapters.three_steps import Told, run
 from workloads.engine.collectives.parameters import initial_part
 from workloads.measuring.processes import on_ranks
-from workloads.rules.engine_support import refused
 from workloads.spec import weights
 from workloads.spec.engine_versions import ENGINE_VERSIONS
 from workloads.spec.experiment import Experiment
@@ -65,27 +63,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "qk_norm, tied, cp": {"model": QWEN, "cp": 2, "zero_stage": 3, **GATHERED},
     "head size of its own, hsdp": {"model": WIDE_HEADS, "dp_replicate": 2, "dp_shard": 2, "zero_stage": 3},
 }
-Told = list[tuple[float, float | None]]
 
 
 def of(engine: str = "torchtitan", **fields: Any) -> Experiment:
     asked = {"model": FOUR, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "engine": engine}
     version = {"engine_version": ENGINE_VERSIONS["torchtitan"][-1]} if engine == "torchtitan" else {}
     return Experiment.canonical(**{**asked, **version, **fields})
-
-
-def steps(experiment: Experiment, rank: int) -> Told:
-    """Losses and norms of three steps."""
-    engine = engine_of(experiment, rank, torch.device("cpu"))
-    engine.build()
-    measured, _ = engine.measure(MeasureSpec(warmup_steps=1, timed_steps=2), lambda step, is_warmup: None, None)
-    return [(step.loss, step.grad_norm) for step in measured.steps]
-
-
-def run(experiment: Experiment) -> list[Told]:
-    """Of every rank."""
-    assert refused(experiment, "cpu") == []
-    return on_ranks(partial(steps, experiment), experiment.world_size, "cpu", timeout_s=240)
 
 
 @pytest.fixture(scope="module")

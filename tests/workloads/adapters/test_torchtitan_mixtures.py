@@ -6,20 +6,16 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
-import torch
 
 from tests.sampling import sampled
 from tests.workloads.adapters.conftest import TORCHTITAN_02
 from tests.workloads.adapters.test_torchtitan import MISSING
+from tests.workloads.adapters.three_steps import Told, run
 from tests.workloads.engine.test_published_modules import COMMON, CONFIGS
-from workloads.adapters.seam import engine_of
-from workloads.contract.protocol import MeasureSpec
-from workloads.measuring.processes import on_ranks
-from workloads.rules.engine_support import refused
 from workloads.spec.config_json.expressible import model_spec
 from workloads.spec.config_json.read import layers_from_config
 from workloads.spec.engine_versions import ENGINE_VERSIONS
@@ -34,7 +30,6 @@ trains = pytest.mark.skipif(
     bool(MISSING) or not TORCHTITAN_02.is_dir() or importlib.util.find_spec("spmd_types") is None,
     reason="torchtitan is not installed in both versions: tests/workloads/adapters/packages installs them",
 )
-Told = list[tuple[float, float | None]]
 
 
 def read(kind: str, **fields: Any) -> LayeredModel:
@@ -88,20 +83,6 @@ def of(engine: str = "torchtitan", **fields: Any) -> Experiment:
     asked = {"model": GPT_OSS, "seq_len": 32, "global_batch_size": 8, "precision": "fp32", "engine": engine}
     version = {"engine_version": OLD} if engine == "torchtitan" else {}
     return Experiment.canonical(**{**asked, **version, **fields})
-
-
-def steps(experiment: Experiment, rank: int) -> Told:
-    """Losses and norms of three steps."""
-    engine = engine_of(experiment, rank, torch.device("cpu"))
-    engine.build()
-    measured, _ = engine.measure(MeasureSpec(warmup_steps=1, timed_steps=2), lambda step, is_warmup: None, None)
-    return [(step.loss, step.grad_norm) for step in measured.steps]
-
-
-def run(experiment: Experiment) -> list[Told]:
-    """Of every rank."""
-    assert refused(experiment, "cpu") == []
-    return on_ranks(partial(steps, experiment), experiment.world_size, "cpu", timeout_s=240)
 
 
 @pytest.fixture(scope="module")
