@@ -174,8 +174,8 @@ def batching(row: Mapping[str, Any]) -> str:
         parts.append(f"activations offloaded {row['activation_offload']}")
     if isinstance(row.get("attention"), str) and row["attention"] != "auto":
         parts.append(f"{row['attention']} attention")
-    if row.get("recurrence") == "fla":
-        parts.append("fla recurrences")
+    if isinstance(row.get("recurrence"), str) and row["recurrence"] != "torch":
+        parts.append(f"{row['recurrence']} recurrences")
     if isinstance(row.get("compile"), str) and row["compile"] != "none":
         parts.append("compiled")
     if word := capture_word(row.get("cuda_graph"), row.get("engine"), row.get("engine_version")):

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from workloads.adapters.mixtures.transformers_balance import Balance
 from workloads.adapters.steps import Ended, measure_steps
+from workloads.adapters.transformers_kernels import choose
 from workloads.contract.protocol import Breakdown, MeasureSpec
 from workloads.costs.traffic.sent import Traffic
 from workloads.engine.training.clock import Clock
@@ -42,6 +43,7 @@ class Transformers:
         self.coordinates = {**position, "dp": self.data_rank}
         warnings.filterwarnings("ignore", module=r"accelerate|transformers")
         try:
+            choose(experiment, device)
             settings = importlib.import_module("workloads.adapters.transformers_accelerate")
             self._models = importlib.import_module("workloads.adapters.transformers_models")
         except ImportError as error:  # of what the packages import

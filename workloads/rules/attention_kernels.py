@@ -61,13 +61,19 @@ ATTENTION_CASES = (
     ),
     (
         "recurrence",
-        "recurrence == 'fla' and backend != 'cuda'",
-        "recurrence=fla needs CUDA devices, cluster {cluster} has {backend}; use recurrence=torch",
+        "recurrence == 'mamba_ssm' and engine != 'transformers'",
+        "recurrence=mamba_ssm is what engine=transformers looks for, not {engine}; use recurrence=fla or torch",
     ),
     (
         "recurrence",
-        "recurrence == 'fla' and backend == 'cuda' and precision in ('fp32', 'fp64')",
-        "recurrence=fla has no {precision} kernels; use recurrence=torch",
+        "(recurrence == 'fla' or recurrence == 'mamba_ssm' and engine == 'transformers') and backend != 'cuda'",
+        "recurrence={recurrence} needs CUDA devices, cluster {cluster} has {backend}; use recurrence=torch",
+    ),
+    (
+        "recurrence",
+        "(recurrence == 'fla' or recurrence == 'mamba_ssm' and engine == 'transformers') and backend == 'cuda' "
+        "and precision in ('fp32', 'fp64')",
+        "recurrence={recurrence} has no {precision} kernels; use recurrence=torch",
     ),
     (
         "recurrence",

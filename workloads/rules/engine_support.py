@@ -50,7 +50,11 @@ _EVERYWHERE = (
         lambda e: e.activation_offload != "none",
         "its adapter keeps activations on the device; use none",
     ),
-    Refusal("recurrence", lambda e: e.recurrence != "torch", "its adapter runs no recurrent layers; use torch"),
+    Refusal(
+        "recurrence",
+        lambda e: e.recurrence != "torch" and e.engine != "transformers",
+        "its adapter runs no recurrent layers; use torch",
+    ),
     Refusal("documents", lambda e: e.documents is not None, "no adapter packs documents; use null"),
     Refusal(
         "tp", lambda e: bool(copies_of_heads(e)), "no adapter copies key and value heads; use at most num_kv_heads"

@@ -9,6 +9,7 @@ from workloads.rules.refusal import Refusal
 from workloads.spec.config_json.write import config_of
 from workloads.spec.engine_versions import ENGINES
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, Mamba2
 from workloads.spec.model_spec import ModelSpec
 
 
@@ -75,6 +76,11 @@ def _other_mixtral(e: Experiment) -> bool:
     )
 
 
+def _mixes_by(e: Experiment, kind: type) -> bool:
+    """Whether some layer's mixer is of this kind."""
+    return e.model.layers is not None and any(isinstance(layer.mixer, kind) for layer in e.model.layers.kinds)
+
+
 def _divides(axis: str) -> Callable[[Experiment], bool]:
     return lambda e: getattr(e, axis) > 1
 
@@ -112,6 +118,16 @@ TRANSFORMERS = (
         lambda e: e.precision == "fp32" and e.compile != "none",
         "accelerate turns TF32 on if it compiles without mixed precision; use bf16, or compile=none",
         on="cuda",
+    ),
+    Refusal(
+        "recurrence",
+        lambda e: e.recurrence == "fla" and not _mixes_by(e, GatedDeltaRule),
+        "on flash-linear-attention it runs the gated delta rule, and Mamba-2 on mamba-ssm; use mamba_ssm or torch",
+    ),
+    Refusal(
+        "recurrence",
+        lambda e: e.recurrence == "mamba_ssm" and not _mixes_by(e, Mamba2),
+        "it runs Mamba-2 alone on mamba-ssm; use fla or torch",
     ),
     Refusal("attention", lambda e: e.attention != "auto", "torch chooses the kernel there; use auto"),
     Refusal(

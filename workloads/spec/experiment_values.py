@@ -25,7 +25,7 @@ PLANNED_FORMATS: tuple[Precision, ...] = ("mxfp8", "nvfp4")
 scale of 8 bits (OCP Microscaling Formats 1.0), and blocks of 16 numbers of 4 bits with one scale of 8 bits (NVIDIA,
 arXiv:2509.25149)."""
 Attention = Literal["auto", "cudnn", "flash", "efficient", "math", "flash4"]
-Recurrence = Literal["torch", "fla"]
+Recurrence = Literal["torch", "fla", "mamba_ssm"]
 Compile = Literal["none", "block"]
 Routing = Literal["balanced", "skewed", "learned"]
 CudaGraph = Literal["none", "step", "auto"]

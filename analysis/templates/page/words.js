@@ -93,7 +93,7 @@ const Words = (() => {
       parts.push(`recompute ${read("recompute")}${several(read("recompute_every")) ? ` every ${read("recompute_every")}` : ""}`);
     }
     if (read("activation_offload") && read("activation_offload") !== "none") parts.push(`activations offloaded ${read("activation_offload")}`);
-    if (read("recurrence") === "fla") parts.push("fla recurrences");
+    if (read("recurrence") && read("recurrence") !== "torch") parts.push(`${read("recurrence")} recurrences`);
     if (read("compile") && read("compile") !== "none") parts.push("compiled");
     if (read("cuda_graph") === "step") parts.push("graph");
     if (read("document_balance") === "greedy") parts.push("greedy documents");

@@ -80,7 +80,7 @@ CONFIG_COLUMNS: tuple[Column, ...] = (
     Column("sequence_parallel", BOOL, "True: activations are sharded over tokens between tensor-parallel regions"),
     Column("precision", TEXT, "Compute precision"),
     Column("attention", TEXT, "Requested attention backend"),
-    Column("recurrence", TEXT, "What computes recurrent layers: torch operations, or the kernels of fla"),
+    Column("recurrence", TEXT, "What computes recurrent layers: torch operations, or the kernels of fla or mamba_ssm"),
     Column("compile", TEXT, "Part of the model to which torch.compile is applied: none or block"),
     Column(
         "cuda_graph",

@@ -127,6 +127,20 @@ def test_what_the_kernels_of_recurrences_do_not_take(
     assert len(found) == (message is not None) and (message or "") in "".join(found)
 
 
+def test_kernels_that_another_engine_has() -> None:
+    model = kind_model(([layer(mamba(state=16)), layer(attention())], [0, 1]))
+    e = Experiment.canonical(model=model, global_batch_size=8, seq_len=128, recurrence="mamba_ssm")
+    for cluster in (H200, CPU):
+        (found,) = [one.message for one in violations(e, cluster) if one.rule == "recurrence"]
+        assert found.startswith("recurrence=mamba_ssm is what engine=transformers looks for, not ultrasweep; use ")
+    theirs = Experiment.canonical(
+        model=model, global_batch_size=8, seq_len=128, recurrence="mamba_ssm", engine="transformers"
+    )
+    assert not [one for one in violations(theirs, H200) if one.rule == "recurrence"]
+    (found,) = [one.message for one in violations(theirs, CPU) if one.rule == "recurrence"]
+    assert found.startswith("recurrence=mamba_ssm needs CUDA devices")
+
+
 def test_layers_without_recurrences_have_no_choice_of_kernels() -> None:
     e = Experiment.canonical(model=kind_model("sliding"), global_batch_size=8, recurrence="fla")
     assert e.recurrence == "torch"

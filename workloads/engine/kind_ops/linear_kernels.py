@@ -2,7 +2,7 @@
 
 Kernels are compiled, and their block sizes and warps chosen by timing, at the first call of a shape other than its
 length, which takes a minute or two; Triton keeps the choice on disk. Functions are the package's public ones, except
-for one attribute (see `_allow_wide_keys`), so the release is pinned.
+for one attribute (see `allow_wide_keys`), so the release is pinned.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def functions() -> SimpleNamespace:
     """The package's functions. Its own choice among other packages' kernels (tilelang, flash_qla) is off, so that the
     same ones run wherever it is installed."""
     os.environ.setdefault("FLA_DISABLE_BACKEND_DISPATCH", "1")  # read when the package is imported
-    _allow_wide_keys()
+    allow_wide_keys()
     return SimpleNamespace(
         convolution=importlib.import_module("fla.modules.causal_conv1d").causal_conv1d,
         gated_delta_rule=importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule,
@@ -80,7 +80,7 @@ def functions() -> SimpleNamespace:
     )
 
 
-def _allow_wide_keys() -> None:
+def allow_wide_keys() -> None:
     """The package refuses every size of keys on Hopper GPUs under the releases of Triton in `_miscompiles`, although
     only blocks of 64 channels are compiled wrongly: other sizes have blocks of 16, 32 or 128 there (the issue's table).
     `unusable` refuses what the package would have to."""
