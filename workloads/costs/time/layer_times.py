@@ -16,7 +16,7 @@ from workloads.costs.memory.kind_tensors import Sizes, kind_tensors
 from workloads.costs.shape import fp8
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES, counted_tokens, latent_up
 from workloads.costs.shape.peer_memory import shares_memory
-from workloads.costs.time.attention_rates import attention_relative, documents_relative, kind_relative, sink_passes
+from workloads.costs.time.attention_rates import forward_part, kernel_relative, sink_passes
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
 from workloads.costs.time.recurrent_times import Passes, exchange_copies, kernel_passes
@@ -33,8 +33,9 @@ from workloads.spec.mesh import stride
 from workloads.spec.recurrent_kernels import Batch, Kernels
 
 ATTENTION_RELATIVE_EFFICIENCY = 0.74
-"""Rate of causal attention over the rate of matmuls: cuDNN forward and backward reach 510 TFLOP/s, the matrix products
-of a Llama-3.1-8B layer 690, at 4096 tokens on H200 with torch 2.11."""
+"""Rate of attention in `Rates` over the rate of matmuls: cuDNN forward and backward reach 510 TFLOP/s, the matrix
+products of a Llama-3.1-8B layer 690, with four sequences of 4096 tokens on H200 with torch 2.11. Every kernel has its
+own share of it (`workloads.costs.time.attention_rates`)."""
 
 ATTENTION_BACKWARD = 2.5
 """Backward over forward FLOPs of flash attention: five matrix products (scores are recomputed) instead of two
@@ -83,8 +84,9 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     trained = mixing.trained
     if isinstance(kind.mixer, Recurrent):
         trained = kind.mixer.kernel_flops()
-    rate = rates.attention * attention_relative(e) * documents_relative(e) * kind_relative(e, kind)
-    attention = tokens * trained / e.tp / rate
+    rate, part = rates.attention * kernel_relative(e, kind), forward_part(e, kind)
+    products_s = tokens * trained / e.tp / rate
+    attention, attention_back = part * products_s, (1 + ATTENTION_BACKWARD - part) * products_s
     scores = tokens * mixing.untrained / e.tp / rate
     experts = ExpertTimes.of(e, cluster, rates, kind.mlp) if isinstance(kind.mlp, RoutedMLP) else NO_EXPERTS
     tensors = kind_tensors(kind, Sizes.of(e, c), streams).all()
@@ -97,7 +99,7 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     # The head's forward computes its gradients too.
     of_head = 6.0 * tokens * e.model.vocab_size * hidden / e.tp / rates.head if kind.ahead else 0.0
     forward = matmul * in_fp8[0] + experts.forward_s + attention + scores + memory + casts[0] / rates.memory + of_head
-    backward = matmul * (in_fp8[1] + in_fp8[2]) + ATTENTION_BACKWARD * attention
+    backward = matmul * (in_fp8[1] + in_fp8[2]) + attention_back
     backward += 2 * (passes / rates.memory + experts.permute_s) + experts.activation_back_s + experts.biases_back_s
     sinks = sink_passes(e, kind, c)
     forward, backward = forward + sinks[0] / rates.memory, backward + sinks[1] / rates.memory
