@@ -343,7 +343,7 @@ ON_GPUS: tuple[dict[str, Any], ...] = (
 """About three seconds each; most with a kernel of attention whose backward repeats itself to the bit."""
 
 
-def _ranks(layout: dict[str, Any]) -> int:
+def ranks_of(layout: dict[str, Any]) -> int:
     return math.prod(layout.get(axis, 1) for axis in ("dp", "dp_replicate", "dp_shard", "tp", "cp", "pp"))
 
 
@@ -374,13 +374,13 @@ def on_gpus(rank: int, layout: dict[str, Any], fault: Fault | None = None) -> tu
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "layout",
-    [pytest.param(one, marks=[pytest.mark.multi_gpu] if _ranks(one) > 1 else []) for one in ON_GPUS],
+    [pytest.param(one, marks=[pytest.mark.multi_gpu] if ranks_of(one) > 1 else []) for one in ON_GPUS],
     ids=str,
 )
 def test_captured_steps_equal_eager_ones_to_the_bit(nccl_pool: Pool, layout: dict[str, Any]) -> None:
-    if _ranks(layout) > nccl_pool.size:
-        pytest.skip(f"needs {_ranks(layout)} devices")
-    for eager, graphed, *again in nccl_pool.run(on_gpus, _ranks(layout), layout):
+    if ranks_of(layout) > nccl_pool.size:
+        pytest.skip(f"needs {ranks_of(layout)} devices")
+    for eager, graphed, *again in nccl_pool.run(on_gpus, ranks_of(layout), layout):
         if again and again[0] != eager:  # attention's backward adds in no fixed order
             torch.testing.assert_close(torch.tensor(graphed), torch.tensor(eager), rtol=2e-3, atol=0)
         else:

@@ -1,4 +1,5 @@
-"""No kind of layer makes a tensor of the host's numbers in a step: a captured one may not copy them to its device."""
+"""No kind of layer or multi-token module makes a tensor of the host's numbers in a step: a captured one may not copy
+them to its device."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import torch
 from tests.pool import Pool
 from tests.sampling import sampled
 from tests.workloads.engine.kind_models import MODELS, RECURRENT, kind_model
-from tests.workloads.measuring.test_captured import StandIn, measured, stood_in_for
+from tests.workloads.measuring.test_captured import LARGER, ON_GPUS, StandIn, measured, ranks_of, stood_in_for
 from workloads.engine.training import captured_step
 from workloads.engine.training.captured_step import Launched
 
 MAKERS = ((torch, "tensor"), (torch, "as_tensor"), (torch.Tensor, "new_tensor"))
+WITH_MODULES = [layout for layout in ON_GPUS if "modules" in layout]
 LAYOUTS: tuple[dict[str, Any], ...] = ({"tp": 2}, {"dp": 2, "zero_stage": 3}, {"pp": 2, "micro_batch_size": 1})
 
 
@@ -34,8 +36,7 @@ class Watching(StandIn):
                 one.stop()
 
 
-def captured(rank: int, name: str, layout: dict[str, Any]) -> list[str]:
-    fields = {"model": kind_model(name), "seq_len": 20, "micro_batch_size": 4, "global_batch_size": 8, **layout}
+def captured(rank: int, fields: dict[str, Any]) -> list[str]:
     with stood_in_for():
         captured_step.CudaGraph = Watching  # type: ignore[misc,assignment]
         measured(rank, fields, "step")
@@ -48,4 +49,12 @@ def captured(rank: int, name: str, layout: dict[str, Any]) -> list[str]:
 def test_no_kind_brings_numbers_of_the_host_into_a_captured_step(
     gloo_pool: Pool, name: str, layout: dict[str, Any]
 ) -> None:
-    assert gloo_pool.run(captured, 2, name, layout) == [["capture"]] * 2
+    fields = {"model": kind_model(name), "seq_len": 20, "micro_batch_size": 4, "global_batch_size": 8, **layout}
+    assert gloo_pool.run(captured, 2, fields) == [["capture"]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", sampled(WITH_MODULES, 2), ids=str)
+def test_no_module_brings_numbers_of_the_host_into_a_captured_step(gloo_pool: Pool, layout: dict[str, Any]) -> None:
+    ranks = ranks_of(layout)
+    assert gloo_pool.run(captured, ranks, {"model": LARGER, "global_batch_size": 4, **layout}) == [["capture"]] * ranks

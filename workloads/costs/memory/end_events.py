@@ -42,7 +42,22 @@ def head_forward(x: Shared, part: Part, turn: Turn) -> list[Step]:
             steps[0][1]["weights"] = x.c * part.head
     if x.zero3 and x.shards > 1 and part.num_layers and not x.head_in_backward:
         steps = [*_last_gathering(x, part, turn), *steps]
-    return [*steps, ("head, forward", forward)]
+    elif part.fetched(0):
+        steps = [*_last_forward(part), *steps]
+    steps.append(("head, forward", forward))
+    if x.zero3 and x.shards > 1 and part.head and part.num_layers and not x.head_in_backward:
+        # Its backward begins: the last block is gathered ahead, from a copy of this rank's part of it.
+        of_block = x.b * part.last_block
+        ahead: Live = {"loss": x.head.saved, "gathering": of_block + of_block // x.shards}
+        steps.append(("head, backward", ahead))
+    return steps
+
+
+def _last_forward(part: Part) -> list[Step]:
+    """The end of the last layer's forward, when what the layer before it offloads is still on its way to the host, and
+    its own too if it offloads any."""
+    forward: Live = {"working": part.last_forward, "leaving": part.fetched(0)}
+    return [("last layer, forward", forward), ("last layer", dict.fromkeys(forward, 0))]
 
 
 def _last_gathering(x: Shared, part: Part, turn: Turn) -> list[Step]:
@@ -53,6 +68,7 @@ def _last_gathering(x: Shared, part: Part, turn: Turn) -> list[Step]:
     kept = last.kept if part.kept_after else last.saved
     ahead = x.c * part.head if turn.prior and turn.in_flight == 1 and x.num_microbatches > 2 else 0
     before = x.b * part.before_last if part.num_layers > 1 else part.first_copy if part.has_embedding else 0
+    leaving = part.fetched(0)  # what the layer before it offloads
     block, experts = x.b * part.last_block, x.b_experts * last.experts
     if part.num_layers > 1 and part.last_layers(2)[-1][0].experts:
         before = x.b_experts * part.experts
@@ -62,13 +78,14 @@ def _last_gathering(x: Shared, part: Part, turn: Turn) -> list[Step]:
         "saved": part.saved - kept - part.last_stays + x.stream,  # with the layer's input
         "weights": block + experts + x.c * part.tied,
         "gathering": block + experts + before + ahead,
+        "leaving": leaving,
     }
     forward: Live = {
         "saved": part.saved,
-        "working": last.forward_kept if part.kept_after else last.forward,
+        "working": part.last_forward,
         "gathering": (experts or block) + ahead,
     }
-    after: Live = {"working": 0}
+    after: Live = {"working": 0, "leaving": 0}
     return [("last layer, gathering", gathering), ("last layer, forward", forward), ("last layer", after)]
 
 

@@ -40,6 +40,7 @@ TENSORS: Mapping[str, Tensor] = {
     "others": Tensor(ACTIVATIONS, "saved by other micro-batches", "training/pipeline.py _Step.held"),
     "deferred": Tensor(ACTIVATIONS, "held by other micro-batches or chunks", "ops/linear.py DeferredGradients"),
     "saved": Tensor(ACTIVATIONS, "saved by this micro-batch", "layers/block.py Block.forward"),
+    "leaving": Tensor(ACTIVATIONS, "on their way to the host", "training/activation_offload.py ActivationStore.launch"),
     "fetched": Tensor(ACTIVATIONS, "back from the host", "training/activation_offload.py ActivationStore.fetch"),
     "documents": Tensor(ACTIVATIONS, "tables and masks of packed documents", "layers/transformer.py Chunk.forward"),
     "left": Tensor(ACTIVATIONS, "kept for its weight gradients", "ops/linear.py DeferredGradients"),

@@ -263,14 +263,15 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
 
 
 def _forward(one: _Layer) -> int:
-    """Bytes in addition to saved ones while the last product of the MLP runs in a layer's forward: its outputs, those
-    of shared experts, and what the backward recomputes of the MLP. With full recomputation the tensors of the mixer are
-    free by then, but for the residual stream."""
+    """Bytes in addition to saved ones at the end of a layer's forward, while the last product of the MLP runs: its
+    outputs, with tp > 1 as partial sums and as their sum, those of shared experts, and what the backward recomputes of
+    the MLP. With full recomputation the tensors of the mixer are free by then, but for the residual stream. When the
+    MLP's output is added to the stream, both exist, and nothing of the MLP but what is saved."""
     s, x, mlp, named = one.s, one.x, one.kind.mlp, one.named
     if one.kind.mixer is None or mlp is None:
         return 0
     full, own = one.recompute == "full", s.own(s.hidden)
-    beside = 2 * own if full else own if "norm" in named and s.tp == 1 else 0
+    beside = 2 * own if full else own if "norm" in named else 0
     if isinstance(mlp, RoutedMLP) and x is not None:
         outputs = x.rows // 2 if mlp.weights_inputs else x.rows
         again = x.product if full or "swiglu" in named or "experts" in named else 0
@@ -279,7 +280,7 @@ def _forward(one: _Layer) -> int:
         return beside + outputs + again + (own if mlp.shared is not None else 0)
     again = s.split(mlp.width) if isinstance(mlp, DenseMLP) and (full or "swiglu" in named) else 0
     again += one.t.mlp[0].bytes if full else 0
-    return beside + again + max(one.gathered, own)
+    return max(beside + again + one.gathered + own, 2 * own)
 
 
 def _mixer_working(one: _Layer, stream: int, saved: int) -> int:

@@ -321,6 +321,12 @@ class Part(NamedTuple):
             deferred=sum(one.layers * one.size.deferred for one in classes),
         )
 
+    @property
+    def last_forward(self) -> int:
+        """Bytes in addition to ``saved`` at the end of the last layer's forward; there must be one."""
+        last = self.classes[-1].size
+        return last.forward_kept if self.kept_after else last.forward
+
     def last_layers(self, count: int) -> list[tuple[LayerSizes, int]]:
         """The last ``count`` layers by class, as (sizes, number), the last class first."""
         result: list[tuple[LayerSizes, int]] = []

@@ -79,11 +79,11 @@ STAGES = {
 @pytest.mark.parametrize("name", sampled(list(STAGES), 2, seconds=3))
 def test_last_reductions_of_stages_are_in_the_peak(name: str) -> None:
     """A stage's output, the gradient that it received and that of its input are there until the backward ends. With
-    ZeRO 3 a stage with few tokens peaks when its last layer is gathered, beside the layer's input."""
+    ZeRO 3 a stage with few tokens peaks when its last layer is gathered, beside the layer's input or in the backward of
+    the head."""
     case = STAGES[name]
     peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(2)]
-    near = 0.02 if case.zero_stage == 3 and case.pp_schedule == "1f1b" else 0.002
-    assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=near)
+    assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=0.002)
 
 
 ONE_LAYER = {

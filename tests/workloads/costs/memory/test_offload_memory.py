@@ -46,6 +46,13 @@ CASES = {
     "tp, whole tokens": experiment(
         layers=3, tp=8, micro_batch_size=16, microbatches=3, sequence_parallel=False, recompute="norm", **ALL
     ),
+    # The peak is the end of the last layer's forward, while the layer before it is still on its way to the host.
+    **{
+        f"tp, {recompute}, {words}": experiment(
+            layers=3, tp=2, micro_batch_size=4, microbatches=2, recompute=recompute, activation_offload=words
+        )
+        for recompute, words in (("selective", "input+gate_up"), ("selective", "all"), ("norm", "gate_up"))
+    },
     "1f1b": experiment(layers=8, pp=2, micro_batch_size=8, microbatches=4, **ALL),
     "1f1b, full": experiment(layers=8, pp=2, micro_batch_size=8, microbatches=4, recompute="full", **ALL),
     "1f1b, by stage": experiment(layers=8, pp=2, micro_batch_size=8, microbatches=4, recompute="full/none", **ALL),
