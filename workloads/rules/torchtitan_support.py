@@ -113,8 +113,8 @@ _MIXTURES = (
     ),
     Refusal(
         "compile",
-        lambda e: kinds_family(e.model) == "gpt_oss" and e.compile != "none",
-        "its gpt-oss has no compiled blocks; use none",
+        lambda e: _mixture(e) and e.compile != "none" and e.engine_version != ENGINES["torchtitan"],
+        "its adapter is not tested with compiled experts; use none",
     ),
 )
 """What of models with experts no version runs through its adapter."""

@@ -15,6 +15,8 @@ from sweep.planning.plan import make_plan
 from tests.sampling import sampled
 from tests.sweep.helpers import check_points_to_run
 from workloads.costs.shape.params import num_params
+from workloads.rules.engine_support import refused
+from workloads.spec.engine_versions import ENGINES
 from workloads.spec.experiment import Experiment
 
 FOLDERS = ConfFolders()
@@ -78,6 +80,10 @@ PARAMETERS = {
     - 24 * (128 * (2816 + 3 * 2816 * 704) + 3 * 2816 * 2112 + 7 * 2816 + 2816 + 128),
     # vocabulary twice, final norm, attention, routers, 16 experts and a shared one, norms
     "llama4_scout_4_layers": 2 * 202048 * 5120
+    + 5120
+    + 4 * (2 * 5120 * 5120 + 2 * 5120 * 1024 + 16 * 5120 + 17 * 3 * 5120 * 8192 + 2 * 5120),
+    # the same: neither's attention has norms with weights
+    "llama4_plain_4_layers": 2 * 202048 * 5120
     + 5120
     + 4 * (2 * 5120 * 5120 + 2 * 5120 * 1024 + 16 * 5120 + 17 * 3 * 5120 * 8192 + 2 * 5120),
     # vocabulary twice, final norm, attention with norms of heads, a dense MLP, three with 128 experts and two shared
@@ -236,6 +242,25 @@ def test_every_layout_of_the_grid_of_kinds_fits_two_gpus_in_a_short_step() -> No
         assert len(layouts) == 10
         assert len(experiments) == (20 if name in recurrent else 10)
         assert {e.tokens_per_step for e in experiments} == {8 * 4096}
+
+
+def test_every_peer_runs_the_layouts_of_this_engine_on_kinds_of_layers() -> None:
+    config = compose_sweep(["+grid=kinds_peers_2gpu", "grid.axes.engine=[ultrasweep,torchtitan,transformers]"])
+    experiments = [point.experiment for point in expand_all(config.grids, config.models.__getitem__).points]
+    older = [e.replace(engine_version=ENGINES[e.engine]) for e in experiments]
+    assert [reason for e in older for reason in refused(e)] == []
+
+    def layout(e: Experiment) -> tuple[object, ...]:
+        return e.model.name, e.routing, e.ep, e.zero_stage, e.micro_batch_size, e.tokens_per_step
+
+    own = [layout(e) for e in older if e.engine == "ultrasweep"]
+    assert len(own) == len(set(own)) == 8
+    for peer, layouts, points in (("torchtitan", 3, 6), ("transformers", 5, 10)):
+        theirs = [layout(e) for e in older if e.engine == peer]
+        assert (len(set(theirs)), len(theirs)) == (layouts, points)
+        assert set(theirs) <= set(own)
+    kernels = {(e.engine, e.model.name[:8], e.recurrence) for e in older if e.recurrence != "torch"}
+    assert len(kernels) == 4 and ("transformers", "nemotron", "mamba_ssm") in kernels
 
 
 @pytest.mark.slow

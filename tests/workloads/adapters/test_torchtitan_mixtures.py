@@ -109,6 +109,19 @@ def test_losses_and_norms_equal_ours(layout: str, ours: Callable[..., Told]) -> 
 
 
 @trains
+@pytest.mark.slow(seconds=90)
+@pytest.mark.timeout(600)
+@pytest.mark.exhaustive(seconds=90)
+@pytest.mark.usefixtures("torchtitan_02")
+@pytest.mark.parametrize("layout", ["llama 4", "gpt-oss"])
+def test_compiled_losses_and_norms_equal_ours(layout: str, ours: Callable[..., Told]) -> None:
+    asked = LAYOUTS[layout]
+    (theirs,) = run(of(engine_version=OLD, compile="block", **asked))
+    for found, own in zip(theirs, ours(**asked), strict=True):
+        assert found == pytest.approx(own, rel=1e-6)
+
+
+@trains
 @pytest.mark.slow(seconds=12)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("layout", sampled([name for name in LAYOUTS if "gpt-oss" in name], 1, seconds=20))

@@ -124,13 +124,18 @@ def test_what_its_llama_4_lacks_is_named(fields: dict[str, Any], named: str) -> 
         ({"tp": 2}, "tp=2: its adapter runs models with experts by dp and ep alone"),
         ({"cp": 2}, "cp=2: its adapter runs models with experts by dp and ep alone"),
         ({"pp": 2}, "pp=2: its adapter runs models with experts by dp and ep alone"),
-        ({"compile": "block"}, "compile=block: its adapter is not tested with compiled experts"),
         ({"ep": 2, "zero_stage": 0}, "ep=2: it sends tokens between ranks of dp that FSDP shards over"),
         ({"micro_batch_size": 2, "seq_len": 4092}, "micro_batch_size=2: it deals experts out over the whole"),
     ],
 )
 def test_layouts_of_experts_that_it_does_not_run_are_refused(version: str, fields: dict[str, Any], why: str) -> None:
     assert any(f"cannot run {why}" in reason for reason in refused(of(GPT_OSS, engine_version=version, **fields)))
+
+
+def test_mixtures_of_the_older_version_alone_are_compiled() -> None:
+    assert refused(of(PLAIN, compile="block")) == refused(of(GPT_OSS, compile="block")) == []
+    newer = refused(of(GPT_OSS, compile="block", engine_version=NEW))
+    assert any("compile=block: its adapter is not tested with compiled experts" in reason for reason in newer)
 
 
 def test_learned_choices_of_experts_that_nothing_balances_run() -> None:
