@@ -171,6 +171,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     x, stages = points, facts.stages
     tokens, tp = x.tokens, x.tp
     memory = x.memory_bandwidth * p["memory"]
+    launched = 1 - x.captured  # kernels of a graph follow one another without waiting
     device, products, host = _layer(x, facts, p)
     slow = p["slow_host"] * facts.slow_host * np.log2(np.clip(tp, 1.0, x.node)) ** p["slow_growth"]
     slow = slow * np.maximum(1.0, tp / x.node) ** p["slow_between"]
@@ -198,7 +199,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     # Half of a message's seconds pass at its sender and half at its receiver: four halves a chunk and micro-batch, two
     # less at either end of the pipeline. While it fills, a receiver has nothing else to do, and one half counts.
     messages = (2 * x.vpp[:, None] - stages.first - stages.head) * _message(x, facts, p)[:, None]
-    per_stage = accumulated + (p["micro_fixed"] / x.scaled)[:, None] + messages
+    per_stage = accumulated + (launched * p["micro_fixed"] / x.scaled)[:, None] + messages
     m = x.micro_batches
     chunked = fill_share(x)
 
@@ -226,7 +227,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     seen = _data_parallel(x, facts, p, largest, slowest)
     shards = np.where(x.zero >= 1, x.dp * x.cp, 1.0)
     optimizer = p["optimizer"] * facts.optimizer_bytes * largest / shards / x.memory_bandwidth
-    return TimeTerms(pipeline, seen, optimizer + p["step_fixed"] / x.scaled, busy, issued)
+    return TimeTerms(pipeline, seen, optimizer + launched * p["step_fixed"] / x.scaled, busy, issued)
 
 
 def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
@@ -296,7 +297,14 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         moved = moved + 3 * wide * (1 + whole / 3)
     # Scores, probabilities and dropout of unfused attention: five passes forward, ten backward.
     moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
-    device = matmul + attention + moved / memory + p["gap"] + _tensor_parallel(x, facts, p) + _context_parallel(x, p)
+    device = (
+        matmul
+        + attention
+        + moved / memory
+        + p["gap"] * (1 - x.captured)
+        + _tensor_parallel(x, facts, p)
+        + _context_parallel(x, p)
+    )
     fp8 = (x.fp8 > 0).astype(float)
     more = p["host_fp8"] * fp8 + p["host_experts"] * x.routed + p["host_latents"] * x.latents
     more = more + p["host_fp8_experts"] * fp8 * (x.routed > 0)

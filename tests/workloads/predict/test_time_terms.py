@@ -165,3 +165,13 @@ def test_a_slow_host_takes_longer_for_each_doubling_in_a_node_and_for_each_node(
     rows = [row(gpus=32, dp=32 // tp, tp=tp, grad_accum=1) for tp in (2, 4, 8, 16, 32)]
     values = {**DEVICE, "slow_host": 1e3, "slow_growth": 1.0, "slow_between": 1.0}
     assert parts(rows, values, slow_host=1.0).pipeline / 32e3 == pytest.approx([1, 2, 3, 6, 12], rel=1e-3)
+
+
+def test_kernels_of_a_graph_follow_one_another_without_gaps() -> None:
+    """32 layers and two micro-batches: 32 x 2 gaps, two fixed times and that of the step add up, and all of them vanish
+    where whole steps are graphs."""
+    values = {**BARE, "gap": 1.0, "micro_fixed": 100.0, "step_fixed": 10000.0}
+    found = parts([row(code_version=name) for name in ("engine 5", "engine 5 captured")], values)
+    eager, graph = found.pipeline + found.after
+    assert eager - graph == pytest.approx(32 * 2 + 2 * 100 + 10000, rel=1e-6)
+    assert graph < 10
