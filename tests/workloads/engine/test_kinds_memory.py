@@ -207,6 +207,30 @@ def test_exchanges_of_heads_are_in_the_peak(name: str, layout: dict[str, Any]) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gate", "layout"),
+    sampled(
+        [
+            *(("none", {"cp": cp, "cp_kind": kind}) for cp in (2, 4) for kind in ("ring", "allgather")),
+            ("none", {"cp": 2, "recompute": "selective"}),
+            ("none", {"cp": 4, "precision": "fp32"}),
+            *(("element", {"cp": 2, "cp_kind": kind}) for kind in ("ring", "allgather")),
+        ],
+        1,
+        seconds=5,
+    ),
+    ids=str,
+)
+def test_exchanges_of_keys_are_in_the_peak(gate: str, layout: dict[str, Any]) -> None:
+    """Of layers with little beside attention, with as many heads of keys as of queries: the first rank needs most."""
+    mixer = wide(heads=8, kv_heads=8, head_dim=64, value_dim=64, gate=gate)
+    kinds = [layer(mixer, None, norms=1) if gate == "none" else layer(mixer, NARROW)]
+    model = kind_model((kinds, [0] * 6), hidden_size=512, vocab_size=1024)
+    case = Experiment.canonical(model=model, seq_len=512, micro_batch_size=2, global_batch_size=4, **layout)
+    assert abs(estimate_memory(case).peak_bytes / total(alone(case, 0, fake=True)) - 1) < 0.001
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(["mamba", "gated_delta", "kimi_delta"], 1, seconds=6))
 def test_exchanges_of_heads_are_in_the_peak_of_split_backwards(name: str) -> None:
     """Beside all that waits for the weight-gradient pass. The step after it is taken for as large."""

@@ -11,6 +11,7 @@ from workloads.costs.memory.expert_activations import (
     expert_working,
     second_forward_working,
 )
+from workloads.costs.memory.key_exchanges import exchanging_keys
 from workloads.costs.memory.kind_tensors import ALWAYS, LATENT_SUM, KindTensors, Sizes, Tensor, kind_tensors
 from workloads.costs.shape import fp8
 from workloads.spec.activations.offload import offloaded_words
@@ -292,6 +293,8 @@ def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
         return 0
     there = _sum(t.entry[:3] if kind.mlp is not None else t.entry) + _sum(t.mixer) + stream
     there += sum(tensor.bytes for tensor in t.mixer if tensor.gradient)
+    if isinstance(mixer, Attention) and (exchanging := exchanging_keys(mixer, s)) > 0:
+        there += exchanging - (s.own(s.hidden) if kind.mlp is None and "norm" in one.named else 0)
     if isinstance(mixer, LatentAttention):  # keys are whole then, and latents have no gradients yet
         there += s.split(mixer.heads * mixer.rope_dim) - t.mixer[0].bytes
     weights = [weight for weight in mixer.weights(s.hidden) if weight.name in ("o", "out")]

@@ -93,7 +93,7 @@ def estimate_time(experiment: Experiment, cluster: ClusterSpec) -> TimeEstimate 
     busy = e.num_microbatches * by_rank(steady.forward_s + steady.wait_s + backward)
     busiest = int(busy.argmax())
     compute = e.num_microbatches * float(by_rank(times.forward_s + times.backward_s)[busiest])
-    once = float(by_rank(once_s(steps))[busiest] + steps.tied_s[0])
+    once = max(0.0, float(by_rank(once_s(steps))[busiest])) + float(steps.tied_s[0])  # a rounded difference
     optimizer = float(steps.optimizer_s[0]) + on_host
     return TimeEstimate(
         step_time_s=step,
