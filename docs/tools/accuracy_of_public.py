@@ -34,10 +34,11 @@ SAID: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("NeMo AutoModel", "gpt-oss-20b", {"recompute": "none"}),
     ("NeMo AutoModel", "gpt-oss-120b", {"recompute": "none", "ep": "64"}),
     ("Megatron-Bridge", "gpt-oss-120b in bf16", {"dispatcher": "alltoall"}),
+    ("Megatron-LM", "gpt3_7b", {"gated_mlp": "false", "gradient_accumulation_fusion": "false"}),
 )
 """What sources say of rows whose cells do not: (source, model, cells). AutoModel's examples/benchmark/configs
 (``activation_checkpointing``, ``ep_size``); ``moe_token_dispatcher_type`` of Megatron-Bridge's GPTOSSProvider, which
-its recipes in 16 bits keep."""
+its recipes in 16 bits keep; arguments in model_config.yaml of Megatron-LM's tests (no ``--swiglu``)."""
 TEN, DRAWS, FEWEST = 10, 5, 16
 """Rows of a source that are drawn to predict its others, draws, and the fewest rows of a source with which this is
 done."""
@@ -69,11 +70,13 @@ def section(path: Path) -> str:
 
 
 def as_published(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with what their sources say and their columns do not: ``routing`` and ``sequence_parallel``, from the
-    column ``note``, and `SAID`."""
-    natural, whole = (rows["note"].astype(str).str.contains(word) for word in ("natural", "no sequence parallel"))
+    """The rows with what their sources say and their columns do not: ``routing``, ``sequence_parallel`` and
+    ``deterministic``, from the column ``note``, and `SAID`."""
+    words = ("natural", "no sequence parallel", "deterministic mode")
+    natural, whole, ordered = (rows["note"].astype(str).str.contains(word) for word in words)
     rows = rows.assign(routing=np.where(natural, "learned", "balanced"), dispatcher="")
-    rows = rows.assign(sequence_parallel=np.where(whole, "false", ""))
+    rows = rows.assign(sequence_parallel=np.where(whole, "false", ""), deterministic=np.where(ordered, "true", ""))
+    rows = rows.assign(gated_mlp="", gradient_accumulation_fusion="")
     for source, model, cells in SAID:
         name, _, precision = model.partition(" in ")
         found = rows["source"].astype(str).str.startswith(source) & (rows["model"] == name)
