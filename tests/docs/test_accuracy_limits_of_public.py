@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 from docs.tools.accuracy_limits_of_public import known_of, oracle, pairs
+from docs.tools.accuracy_of_public import SAID, as_published
+from workloads.predict.table import COLUMNS
 
 
 def rows(left: list[float], model: str, gpu: str) -> pd.DataFrame:
@@ -47,3 +49,17 @@ def test_pairs_differ_in_one_column_alone() -> None:
 def test_what_a_calibration_knows_of_a_row(model: str, gpu: str, said: str) -> None:
     asked = {"model": model, "gpu": gpu, "precision": "bf16", "routing": "balanced"}
     assert known_of(asked, rows([0.0, 0.0], "ab", "xy")).startswith(said)
+
+
+def test_what_a_source_says_beside_its_columns_is_told() -> None:
+    """Of every source of which something is said one row, and one whose note says nothing."""
+    named = [(source, model.partition(" in ")[0]) for source, model, _ in SAID]
+    published = pd.DataFrame([*named, ("Megatron-LM", "another")], columns=["source", "model"]).assign(
+        precision="bf16", note="", recompute="full", ep="1"
+    )
+    published.loc[published["model"] == "gpt3_7b", "note"] = "deterministic mode, no sequence parallel"
+    found = as_published(published).set_index("model")
+    columns = ["deterministic", "sequence_parallel", "gated_mlp", "gradient_accumulation_fusion"]
+    assert found.loc["gpt3_7b", columns].tolist() == ["true", "false", "false", "false"]
+    assert found.loc["another", columns].tolist() == ["", "", "", ""]
+    assert set(columns) <= set(COLUMNS)
