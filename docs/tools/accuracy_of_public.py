@@ -34,10 +34,11 @@ SAID: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("NeMo AutoModel", "gpt-oss-20b", {"recompute": "none"}),
     ("NeMo AutoModel", "gpt-oss-120b", {"recompute": "none", "ep": "64"}),
     ("Megatron-Bridge", "gpt-oss-120b in bf16", {"dispatcher": "alltoall"}),
+    ("Megatron-LM", "gpt3_7b", {"gated_mlp": "false", "gradient_accumulation_fusion": "false"}),
 )
 """What sources say of rows whose cells do not: (source, model, cells). AutoModel's examples/benchmark/configs
 (``activation_checkpointing``, ``ep_size``); ``moe_token_dispatcher_type`` of Megatron-Bridge's GPTOSSProvider, which
-its recipes in 16 bits keep."""
+its recipes in 16 bits keep; arguments in model_config.yaml of Megatron-LM's tests (no ``--swiglu``)."""
 TEN, DRAWS, FEWEST = 10, 5, 16
 """Rows of a source that are drawn to predict its others, draws, and the fewest rows of a source with which this is
 done."""
@@ -48,7 +49,7 @@ def section(path: Path) -> str:
     from ten of them."""
     columns = read_table(path).reset_index(drop=True)
     rows = as_published(columns)
-    columns, rows = (one.join(predict_frame(_told(one), None).predictions.add_prefix("of_")) for one in (columns, rows))
+    columns, rows = (one.join(predict_frame(told(one), None).predictions.add_prefix("of_")) for one in (columns, rows))
     groups, experts = _group(rows), numeric(rows["num_experts"]) > 0
     lines = [
         _line("all rows, nothing fitted", rows),
@@ -60,7 +61,7 @@ def section(path: Path) -> str:
         kinds = groups[own.index]
         lines += [_line(name, own[kinds == name]) for name in sorted(set(kinds))]
         if len(own) >= FEWEST:
-            of_ten = _from_ten(own)
+            of_ten = from_ten(own)
             lines.append(_line(f"{source}: from ten of its rows, {DRAWS} draws", of_ten))
             mixed = of_ten[numeric(of_ten["num_experts"]) > 0]
             if 0 < len(mixed) < len(of_ten):
@@ -69,11 +70,13 @@ def section(path: Path) -> str:
 
 
 def as_published(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with what their sources say and their columns do not: ``routing`` and ``sequence_parallel``, from the
-    column ``note``, and `SAID`."""
-    natural, whole = (rows["note"].astype(str).str.contains(word) for word in ("natural", "no sequence parallel"))
+    """The rows with what their sources say and their columns do not: ``routing``, ``sequence_parallel`` and
+    ``deterministic``, from the column ``note``, and `SAID`."""
+    words = ("natural", "no sequence parallel", "deterministic mode")
+    natural, whole, ordered = (rows["note"].astype(str).str.contains(word) for word in words)
     rows = rows.assign(routing=np.where(natural, "learned", "balanced"), dispatcher="")
-    rows = rows.assign(sequence_parallel=np.where(whole, "false", ""))
+    rows = rows.assign(sequence_parallel=np.where(whole, "false", ""), deterministic=np.where(ordered, "true", ""))
+    rows = rows.assign(gated_mlp="", gradient_accumulation_fusion="")
     for source, model, cells in SAID:
         name, _, precision = model.partition(" in ")
         found = rows["source"].astype(str).str.startswith(source) & (rows["model"] == name)
@@ -84,24 +87,24 @@ def as_published(rows: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def _told(rows: pd.DataFrame) -> pd.DataFrame:
+def told(rows: pd.DataFrame) -> pd.DataFrame:
     """What a row says before it runs."""
     measured = ("status", "step_time_s", "tok_s_gpu", "mem_gib")
     return rows.drop(columns=[name for name in rows if name in measured or str(name).startswith("of_")])
 
 
-def _from_ten(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of a source predicted from ten others, for each draw."""
+def from_ten(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of a source predicted from ten others, for each draw. ``given``: indices of these ten."""
     parts = []
     for seed in range(DRAWS):
         given = rows.sample(TEN, random_state=seed)
         asked = rows.drop(given.index).reset_index(drop=True)
         known = given.reset_index(drop=True)
         known = known.drop(columns=[name for name in known if str(name).startswith("of_")])
-        found = predict_frame(_told(asked), known).predictions
-        parts.append(
-            asked.drop(columns=[name for name in asked if str(name).startswith("of_")]).join(found.add_prefix("of_"))
-        )
+        found = predict_frame(told(asked), known).predictions
+        asked = asked.drop(columns=[name for name in asked if str(name).startswith("of_")])
+        asked["given"] = [given.index.tolist()] * len(asked)
+        parts.append(asked.join(found.add_prefix("of_")))
     return pd.concat(parts, ignore_index=True)
 
 

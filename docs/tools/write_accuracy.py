@@ -19,6 +19,7 @@ import pandas as pd
 
 from docs.tools import (
     accuracy_limits,
+    accuracy_limits_of_public,
     accuracy_of_advice,
     accuracy_of_engines,
     accuracy_of_hosts,
@@ -181,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rehearsals": accuracy_of_rehearsals.section,
         "study": (lambda: study_section(options.study)) if options.study else None,
         "public": (lambda: accuracy_of_public.section(options.public)) if options.public else None,
+        "public_limits": (lambda: accuracy_limits_of_public.section(options.public)) if options.public else None,
         "a100": (lambda: a100_section(options.a100)) if options.a100 else None,
         "advice": accuracy_of_advice.section,
         "summary": lambda: accuracy_summary.section("\n".join(page.read_text() for page in PAGES)),

@@ -46,6 +46,9 @@ PRECISIONS = ("bf16", "fp16")
 STRUCTURE_SPREAD = 0.5
 """Standard deviation of log(structure factor), relative to that logarithm, at least `LEAST_STRUCTURE_SPREAD`."""
 LEAST_STRUCTURE_SPREAD = 0.03
+IN_COMMON = 0.5
+"""Share of the variance of a table row's structure factor that is off alike in rows that are alike: half, as nothing is
+known of its parts."""
 _MOST_KEPT = 100_000
 """Maximum number of plain neighbours whose times are cached."""
 _PLAIN_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")

@@ -15,7 +15,7 @@ from workloads.predict.profiles import Profile
 from workloads.predict.residuals import ResidualKernel, Residuals
 from workloads.predict.time_terms import facts_of
 
-KERNEL = ResidualKernel(common=0.02, device=0.02, version=0.02, near=0.1, noise=0.1, reach=2.0)
+KERNEL = ResidualKernel(common=0.02, device=0.02, version=0.02, near=0.1, noise=0.1, reach=2.0, structure=0.0)
 FEW = 8
 """Number of rows below which only the closed form is fitted."""
 SPREAD = 0.08

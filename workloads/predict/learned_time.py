@@ -48,7 +48,8 @@ class LearnedTime:
         start, jacobian = derivatives(partial(step_time, points, facts), self.fitted.values)
         of_fit = self.fitted.spread_of(jacobian)
         if self.residuals is None:
-            return start, np.hypot(UNFITTED_SPREAD / (2 if self.rows else 1), of_fit)
+            unfitted = np.hypot(UNFITTED_SPREAD / (2 if self.rows else 1), points.structure_doubt)
+            return start, np.hypot(unfitted, of_fit)
         mean, spread = self.residuals.at(points, noise_of(points, facts, self.defaults))
         if self.jacobian is not None:
             of_fit = self.fitted.spread_of(jacobian - self.residuals.explained(points, self.jacobian))

@@ -23,8 +23,8 @@ CAPTURED = " captured"
 """End of the version of a code base whose whole steps are CUDA graphs."""
 UNLIKE = {
     "ring": 1.0, "routed": 0.0, "waits": 0.0, "latents": 0.0, "scaled": 1.0, "pace": 1.0, "launch": 1.0, "again": 1.0,
-    "recomputed": 1.0, "doubt": 0.0, "ends": 0.0, "unfused": math.nan, "split": math.nan, "adds": math.nan,
-    "kernel": 1.0, "clock": 1.0,
+    "recomputed": 1.0, "doubt": 0.0, "structure_doubt": 0.0, "ends": 0.0, "unfused": math.nan, "split": math.nan,
+    "adds": math.nan, "kernel": 1.0, "clock": 1.0, "deterministic": 0.0,
     "compiled": 0.0, "captured": 0.0,
 }  # fmt: skip
 """Values of `Points` that a table need not state: dense layers with equal recomputation, a ring for context
@@ -102,6 +102,9 @@ class Points:
     doubt: Floats
     """Training rows only: standard deviation of log(structure factor) by which the measured time was divided. Added to
     the row's noise in the fit."""
+    structure_doubt: Floats
+    """Standard deviation of the part of log(structure factor) that is off alike in rows that are alike
+    (`workloads.predict.residuals`); in training rows, and in those that are predicted. 0: no factor."""
     ends: Floats
     """1: a pipeline counts the embedding and the loss as layers when it divides them over chunks."""
     unfused: Floats
@@ -115,6 +118,9 @@ class Points:
     """Rate of the attention kernel over that of the code base's usual one."""
     clock: Floats
     """Rate of products and attention over that at the device's usual power limit."""
+    deterministic: Floats
+    """1: all algorithms are deterministic; 2: and the backward of attention stores the gradients of scores; 0: neither
+    (`workloads.predict.cells.deterministic`)."""
     compiled: Floats
     """1: another engine than this project's compiles the layers and the loss. Compiled layers of this project's engine
     have no term of their own."""

@@ -1,8 +1,9 @@
 """Residuals of a fitted closed form, learned by a Gaussian process from the rows of the fit.
 
 Its kernel sums over what rows may have in common: a device and precision, a version of the code, a model, and closeness
-in the features below (logarithms, so that a distance is a factor). Far from all rows the mean is zero and the spread is
-that of the prior.
+in the features below (logarithms, so that a distance is a factor). Close rows of one device and precision whose times
+contain a structure factor also have a part of that factor's error in common, so that few rows with routed experts tell
+how far others are off, whatever dense rows need. Far from all rows the mean is zero and the spread that of the prior.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class ResidualKernel:
     noise: float = 0.05
     reach: float = 2.5
     """Factor on the lengths of `LENGTHS`."""
+    structure: float = 1.0
+    """Factor on `Points.structure_doubt`, which is of times; 0 for other quantities."""
 
 
 LENGTHS: dict[str, float] = {
@@ -75,17 +78,23 @@ def covariance(a: Points, b: Points, k: ResidualKernel) -> Floats:
     square = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * x @ y.T
     same_device = (a.device[:, None] == b.device[None, :]) & (a.fp8[:, None] == b.fp8[None, :])
     same_version = a.version[:, None] == b.version[None, :]
+    near = np.exp(-0.5 * np.maximum(square, 0.0))
+    of_structures = k.structure**2 * a.structure_doubt[:, None] * b.structure_doubt[None, :]
     total: Floats = (
         k.common**2
         + k.device**2 * same_device
         + k.version**2 * (same_version & same_device)
-        + k.near**2 * np.exp(-0.5 * np.maximum(square, 0.0))
+        + k.near**2 * near
+        + of_structures * same_device * near
     )
     return total
 
 
-def prior_variance(k: ResidualKernel) -> float:
-    return k.common**2 + k.device**2 + k.version**2 + k.near**2
+def prior_variance(points: Points, k: ResidualKernel) -> Floats:
+    """The diagonal of `covariance`: variance at each point before any row is seen."""
+    of_all = k.common**2 + k.device**2 + k.version**2 + k.near**2
+    variance: Floats = of_all + (k.structure * points.structure_doubt) ** 2
+    return variance
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +124,12 @@ class Residuals:
         mean, spread = np.empty(len(points)), np.empty(len(points))
         for start in range(0, len(points), chunk):
             part = slice(start, min(start + chunk, len(points)))
-            among = covariance(points.take(np.arange(part.start, part.stop)), self.rows, self.kernel)
+            those = points.take(np.arange(part.start, part.stop))
+            among = covariance(those, self.rows, self.kernel)
             mean[part] = among @ self.weights
             known = ((among @ self.inverse) * among).sum(axis=1)
-            spread[part] = np.sqrt(np.maximum(0.0, prior_variance(self.kernel) - known) + noise_by_row[part] ** 2)
+            left = np.maximum(0.0, prior_variance(those, self.kernel) - known)
+            spread[part] = np.sqrt(left + noise_by_row[part] ** 2)
         return mean, spread
 
     def explained(self, points: Points, of_rows: Floats) -> Floats:

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from workloads.predict.cells.degrees import fill_batch, layout_of
+from workloads.predict.cells.deterministic import kernel_and_kind
 from workloads.predict.cells.numbers import count_of, not_missing, positive_of
 from workloads.predict.experts.columns import EXPERT_COLUMNS, Experts, dispatched_by, experts_of
 from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor
@@ -48,7 +49,7 @@ COLUMNS = (
     "grad_accum", "dp", "tp", "pp", "vpp", "cp", "ep", "sharding", "recompute", "precision", "codebase", "code_version",
     "allreduce_gb_s", "allreduce_intra_gb_s", "host_launch_s", *EXPERT_COLUMNS, "gated_mlp", "attention_kernel",
     "power_w", "cluster", "head_dim", "routing", "dispatcher", "sequence_parallel",
-    "gradient_accumulation_fusion",
+    "gradient_accumulation_fusion", "deterministic",
 )  # fmt: skip
 """Columns of a table. Each may be missing, or empty in a row: then it is unknown."""
 MEASURED = ("status", "step_time_s", "reserved_gib")
@@ -57,6 +58,7 @@ _COUNTS = ("gpus", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq
            "dp", "tp", "pp", "vpp", "cp", "ep", "head_dim", *EXPERT_COLUMNS)  # fmt: skip
 _LONGEST_REASON = 300
 _HOPPER = re.compile(r"\b(?:H100|H200|GH200|H800|H20)\b")
+_BLACKWELL = re.compile(r"\bG?B[23]00\b")
 _DEFAULT_VOCAB = 50_000.0
 """Vocabulary if a table does not state it: between those of GPT-2 and Llama 2."""
 
@@ -162,6 +164,7 @@ def _row(
     recomputed = recomputed_of(values["recompute"], note)
     split = sequence_parallel_of(values["sequence_parallel"], values["recompute"])
     adds = truth_of("gradient_accumulation_fusion", values["gradient_accumulation_fusion"])
+    clock = power_factor(positive_of("power_w", values["power_w"], note), cluster, note) * library_factor(cluster, note)
     peak = device.peak_of("bf16")
     low = device.peak_of(RATE_NAMES[int(fp8)])
     if peak is None or device.memory_bandwidth is None:
@@ -186,9 +189,8 @@ def _row(
         "split": math.nan if split is None else float(split),
         "adds": math.nan if adds is None else float(adds and not fp8),  # fp8 products cannot add to fp32
         "ends": _ends(model["layers"], layout, profile, note),
-        **_attention(values["attention_kernel"], device.name, profile, note),
-        "clock": power_factor(positive_of("power_w", values["power_w"], note), cluster, note)
-        * library_factor(cluster, note),
+        **_attention(values, device.name, profile, clock * peak, note),
+        "clock": clock,
         "launch": _launch(values["host_launch_s"], profile, note),
         "codebase": profile.name,
         "version": text_of(values["code_version"]),
@@ -281,13 +283,26 @@ def _ends(layers: float, layout: Mapping[str, float], profile: Profile, note: li
     return 1.0
 
 
-def _attention(value: Any, device: str, profile: Profile, note: list[str]) -> dict[str, float]:
-    """`Points.unfused` and `Points.kernel` of an ``attention_kernel`` cell. FlashAttention-2 is slower than the newest
-    kernels on Hopper, as far as is known here only there."""
+def _attention(
+    values: Mapping[str, Any], device: str, profile: Profile, peak: float, note: list[str]
+) -> dict[str, float]:
+    """`Points.unfused`, `Points.kernel` and `Points.deterministic` of the cells ``attention_kernel`` and
+    ``deterministic``. FlashAttention-2 is slower than the newest kernels on Hopper, as far as is known here only there.
+    ``peak``: FLOP/s of which attention reaches a share."""
+    value = values["attention_kernel"]
     kind = kernel_of(value)
-    if not kind or kind == "unfused":
-        return {"unfused": float(kind == "unfused") if kind else math.nan}
     usual = profile.time.get("attention", TIME["attention"].value)
+    deterministic = bool(truth_of("deterministic", values["deterministic"]))
+    if kind == "unfused":
+        return {"unfused": 1.0, "deterministic": float(deterministic)}
+    if deterministic:
+        generation = "hopper" if _HOPPER.search(device) else "blackwell" if _BLACKWELL.search(device) else ""
+        if generation == "blackwell" and not kind:
+            note.append("deterministic attention: FlashAttention-2, as with cuDNN before 9.18.1")
+        kernel, stored = kernel_and_kind(generation, kind, usual, peak)
+        return {"unfused": 0.0 if kind else math.nan, "kernel": kernel, "deterministic": stored}
+    if not kind:
+        return {"unfused": math.nan}
     share = {"newest": TIME["attention"].value, "flash2": FLASH2_ON_HOPPER}.get(kind, usual)
     if _HOPPER.search(device) is None and kind != "flash":
         note.append(f"attention_kernel {value!r}: its rate on {device} is not known, that of flash is taken")

@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from workloads.predict.cells import deterministic
 from workloads.predict.network_terms import bandwidth, hop_s, slowest_rate
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import BUCKET_OF_RANK, Profile
@@ -179,7 +180,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
 
     head_flops = 3 * 2 * tokens * x.vocabulary_params / tp
     head = head_flops / (x.clock * x.peak * p["matmul"]) * (1 + p["tokens"] / tokens)
-    loss = p["loss"] * tokens * x.vocab / tp / memory
+    loss = np.where(x.deterministic > 0, deterministic.LOSS, p["loss"]) * tokens * x.vocab / tp / memory
     if "compiled_loss" in p:
         loss = loss * np.where(facts.compiled > 0, p["compiled_loss"], 1.0)
     # Factors that scale the whole step afterwards are for its layers only, so the head is divided by them here. In a
@@ -199,7 +200,9 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     # Half of a message's seconds pass at its sender and half at its receiver: four halves a chunk and micro-batch, two
     # less at either end of the pipeline. While it fills, a receiver has nothing else to do, and one half counts.
     messages = (2 * x.vpp[:, None] - stages.first - stages.head) * _message(x, facts, p)[:, None]
+    looked_up = (x.deterministic > 0) * deterministic.LOOKUP_S * tokens * (1 - 1 / tp)
     per_stage = accumulated + (launched * p["micro_fixed"] / x.scaled)[:, None] + messages
+    per_stage = per_stage + looked_up[:, None] * stages.first
     m = x.micro_batches
     chunked = fill_share(x)
 
@@ -297,6 +300,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
         moved = moved + 3 * wide * (1 + whole / 3)
     # Scores, probabilities and dropout of unfused attention: five passes forward, ten backward.
     moved = moved + facts.unfused * 15 * 2 * x.mbs * x.heads / tp * x.seq**2 / x.cp
+    moved = moved + (x.deterministic > 1) * deterministic.STORED * x.mbs * x.heads / tp * x.seq**2 / x.cp
     device = (
         matmul
         + attention

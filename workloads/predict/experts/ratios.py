@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,7 @@ class RoutedRows:
     """Ratios of a table's rows to their dense neighbours, as arrays over its points; 1 for dense rows."""
 
     points: Points
-    """The table's points, with the host work of experts."""
+    """The table's points, with the host work of experts, and what is off alike in factors of rows that are alike."""
     factors: Floats
     """Ratio of the step times (`layouts.Structures.factors`)."""
     of_layers: Floats
@@ -48,7 +49,7 @@ class RoutedRows:
         """Predictions of the points, experts included."""
         dense = predictor.predict(self.points)
         factors = self._of_times(predictor)
-        spread = NORMAL_90 * layouts.spread_of(factors, self.of_layers)
+        spread = NORMAL_90 * _by_itself(factors, self.of_layers)
         wide = np.hypot(np.log(dense.high_s / dense.step_time_s), spread)
         middle = factors * dense.step_time_s
         return dataclasses.replace(
@@ -63,7 +64,7 @@ class RoutedRows:
     def without_experts(self, measured: Measured, predictor: Predictor) -> Measured:
         """Measurements divided by what the experts of their rows change. Rows that are refused are left out."""
         factors = self._of_times(predictor)
-        points = dataclasses.replace(self.points, doubt=layouts.spread_of(factors, self.of_layers))
+        points = dataclasses.replace(self.points, doubt=_by_itself(factors, self.of_layers))
         kept = [place for place in range(len(points)) if place not in self.refused]
         return Measured(
             points.take(kept),
@@ -131,7 +132,16 @@ def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[
         copied = [at for at in others if at not in sent]
         factors[copied] = of_layers[copied] = _against(cluster, [others[at] for at in copied])
         factors[sent] = _with_dispatch(table, points, profiles, cluster, {at: others[at] for at in sent})
-    return RoutedRows(dataclasses.replace(points, scaled=of_layers), factors, of_layers, memory, refused)
+    alike = math.sqrt(layouts.IN_COMMON) * layouts.spread_of(factors, of_layers)
+    points = dataclasses.replace(points, scaled=of_layers, structure_doubt=alike)
+    return RoutedRows(points, factors, of_layers, memory, refused)
+
+
+def _by_itself(factors: Floats, of_layers: Floats) -> Floats:
+    """Standard deviation of the part of log(structure factor) that is off in each row by itself; the other part is
+    `Points.structure_doubt`."""
+    spread: Floats = math.sqrt(1 - layouts.IN_COMMON) * layouts.spread_of(factors, of_layers)
+    return spread
 
 
 def _is_dispatched(experts: Experts | None) -> bool:
