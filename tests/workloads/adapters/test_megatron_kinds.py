@@ -21,7 +21,7 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.attention import Attention, Rope
 from workloads.spec.layer_kinds.mlp import MLP, DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer, LayeredModel
-from workloads.spec.layer_kinds.spans import Window
+from workloads.spec.layer_kinds.spans import Chunk, Window
 from workloads.spec.model_spec import ModelSpec, MoESpec
 
 trains = pytest.mark.skipif(
@@ -48,6 +48,16 @@ def layered(*parts: tuple[Attention, MLP], tied: bool = False) -> ModelSpec:
     return model_spec(
         LayeredModel(name="layered", hidden_size=32, vocab_size=96, tie_embeddings=tied, layers=layers, norm_eps=1e-6)
     )
+
+
+def with_long_chunks() -> ModelSpec:
+    """A small Llama 4 Scout whose chunks are as long as the sequence."""
+    layers = []
+    for layer in SCOUT.layers:
+        assert isinstance(layer.mixer, Attention)
+        span = Chunk(32) if isinstance(layer.mixer.span, Chunk) else layer.mixer.span
+        layers.append(dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, span=span)))
+    return model_spec(dataclasses.replace(SCOUT, layers=tuple(layers)))
 
 
 def numbers(**fields: Any) -> ModelSpec:
@@ -84,7 +94,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "biases, tp without sequence parallelism": {"model": BIASES, "tp": 2, "sequence_parallel": False},
     "ungated experts": {"model": RELU_EXPERTS, "dp": 2, "ep": 2},
     "weights on inputs": {"model": plain_llama4((0,), (0, 2)), "dp": 2, "zero_stage": 1, "routing": "learned"},
-    "norms without weights, pipeline": {"model": model_spec(SCOUT), "pp": 2},
+    "norms without weights, pipeline": {"model": with_long_chunks(), "pp": 2},
     "experts of numbers": {"model": numbers(num_shared_experts=1, num_dense_layers=1), "dp": 2, "ep": 2},
     "experts of numbers, divided": {"model": numbers(normalize_weights=False), "tp": 2, "etp": 2},
 }
