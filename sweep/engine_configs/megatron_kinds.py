@@ -202,6 +202,7 @@ def _activations(draft: Draft, mlps: Sequence[MLP]) -> None:
         draft.set({"squared-relu": True})
         return
     draft.set({"quick-geglu": True, "glu-linear-offset": part.offset, "activation-func-clamp-value": part.limit})
+    draft.set({"no-bias-gelu-fusion": True})  # its fused kernel clamps before it adds the bias
     if part.slope != _QUICK_GELU:
         draft.refuse("model.layers", f"its clamped gates have the slope {_QUICK_GELU}, not {part.slope:g}")
 
@@ -222,6 +223,10 @@ def _biases(draft: Draft, attention: Sequence[Attention], mlps: Sequence[MLP]) -
         draft.set({"add-qkv-bias": True})
     elif queries == others == {True} and "linear-attention-freq" not in draft.options:
         draft.options.pop("disable-bias-linear")
+        if any(isinstance(mlp, RoutedMLP) for mlp in mlps):
+            draft.set({"no-bias-dropout-fusion": True})  # its grouped experts refuse biases with it
+            if draft.experiment.etp > 1:
+                draft.refuse("etp", "it does not divide experts with biases; 1 would work")
     elif True in queries | others:
         draft.refuse(
             "model.layers", "it has biases of all projections and the router, or of queries, keys and values alone"

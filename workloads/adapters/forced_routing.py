@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workloads.engine.collectives.context_parallel import local_positions
+from workloads.engine.layers.routing import forced_choice
+from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec
 
 Routed = tuple[Tensor, Tensor]
@@ -36,3 +39,21 @@ def forced_routing(choice: Tensor, moe: MoESpec) -> Callable[..., Routed]:
         return torch.zeros_like(scores).scatter(1, chosen, weights).type_as(logits), visited
 
     return routing
+
+
+def force_routing(model: torch.nn.Module, e: Experiment, *, cp_rank: int, tp_rank: int) -> None:
+    """Replace the choice of every router of a Megatron-Core model by that of ``e.routing``, which depends on a token's
+    position alone: its own forced choice is random."""
+    moe = e.model.moe
+    if moe is None or e.routing == "learned":
+        return
+    skewed = e.routing == "skewed" and e.routing_imbalance > 1
+    positions = local_positions(e.seq_len, e.cp, cp_rank, "ring")
+    if e.sequence_parallel:
+        positions = positions.view(e.tp, -1)[tp_rank]
+    # Megatron-Core's tokens are [S, B] flattened.
+    tokens = positions.repeat_interleave(e.micro_batch_size)
+    choice = forced_choice(tokens, moe, e.routing_imbalance if skewed else None)
+    for module in model.modules():
+        if hasattr(module, "router"):
+            module.router.routing = forced_routing(choice, moe)  # type: ignore[union-attr, assignment]

@@ -29,9 +29,11 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
 from workloads.adapters import megatron_local, megatron_te
+from workloads.adapters.forced_routing import force_routing
 from workloads.adapters.megatron_config import (
     data_parallel_config,
     optimizer_config,
@@ -40,6 +42,7 @@ from workloads.adapters.megatron_config import (
 )
 from workloads.adapters.megatron_graph import StepGraph, is_graphed, require_warm_up
 from workloads.adapters.megatron_weights import fill
+from workloads.adapters.mixtures.megatron_kinds import mark_parameters, position_options, set_norms
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.contract.protocol import Breakdown, MeasureSpec
 from workloads.costs.traffic.sent import Traffic
@@ -86,9 +89,12 @@ class Megatron:
         for chunk in range(virtual or 1):
             model: Any = _chunk(e, config, chunk if virtual else None).to(self.device)
             fill(model, e, self.device)
+            mark_parameters(model)
+            force_routing(model, e, cp_rank=self.coordinates["cp"], tp_rank=self.coordinates["tp"])
             if with_te:
                 megatron_te.accumulate_in_products(model)
-                megatron_te.force_routing(model, e)
+            else:
+                megatron_local.let_experts_have_biases(model)
             if e.precision != "fp32":
                 model = Float16Module(config, model)
             with self.graph.stream() if self.graph else nullcontext():
@@ -180,16 +186,17 @@ def _require_packages(engine_version: str) -> None:
 
 def _chunk(e: Experiment, config: TransformerConfig, virtual: int | None) -> GPTModel:
     with_te = runs_with(e.engine_version) is not None
+    layers = megatron_te.layers(config, virtual) if with_te else megatron_local.layers(e, config, virtual)
+    set_norms(layers, e.model, get_transformer_layer_offset(config, vp_stage=virtual))
     return GPTModel(
         config,
-        megatron_te.layers(config, virtual) if with_te else megatron_local.layers(e, config, virtual),
+        layers,
         vocab_size=e.model.vocab_size,
         max_sequence_length=e.seq_len,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=virtual),
         share_embeddings_and_output_weights=e.model.tie_embeddings,
-        position_embedding_type="rope",
-        rotary_base=e.model.rope_theta,
+        **position_options(e.model),
         vp_stage=virtual,
     )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from workloads.adapters.megatron_graph import graph_options
+from workloads.adapters.mixtures.megatron_kinds import kind_options
 from workloads.costs.shape.partition import experiment_layers
 from workloads.engine.training.optimizer import BETAS, EPSILON, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY
 from workloads.spec import weights
@@ -37,46 +38,48 @@ def transformer_config(e: Experiment) -> TransformerConfig:
     stages[-1].append("loss")
     full = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     dtype = torch.bfloat16 if bf16 else torch.float32
-    return TransformerConfig(
-        num_layers=m.num_layers,
-        hidden_size=m.hidden_size,
-        num_attention_heads=m.num_heads,
-        num_query_groups=m.num_kv_heads,
-        kv_channels=m.head_dim,
-        ffn_hidden_size=m.ffn_hidden_size,
-        normalization="RMSNorm",
-        layernorm_epsilon=m.norm_eps,
-        gated_linear_unit=True,
-        activation_func=functional.silu,
-        add_bias_linear=False,
-        qk_layernorm=m.qk_norm,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        init_method=_leave,
-        output_layer_init_method=_leave,
-        tensor_model_parallel_size=e.tp,
-        sequence_parallel=e.tp > 1 and e.sequence_parallel,
-        pipeline_model_parallel_size=e.pp,
-        virtual_pipeline_model_parallel_size=virtual_stages(e),
-        pipeline_model_parallel_layout=stages if e.pp > 1 else None,
-        pipeline_dtype=dtype,
-        params_dtype=dtype,
-        bf16=bf16,
-        deallocate_pipeline_outputs=True,
-        overlap_p2p_comm=virtual_stages(e) is not None,
-        batch_p2p_comm=virtual_stages(e) is None,
-        bias_activation_fusion=True,
-        bias_dropout_fusion=True,
-        gradient_accumulation_fusion=False,  # needs apex
+    options: dict[str, Any] = {
+        "num_layers": m.num_layers,
+        "hidden_size": m.hidden_size,
+        "num_attention_heads": m.num_heads,
+        "num_query_groups": m.num_kv_heads,
+        "kv_channels": m.head_dim,
+        "ffn_hidden_size": m.ffn_hidden_size,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": m.norm_eps,
+        "gated_linear_unit": True,
+        "activation_func": functional.silu,
+        "add_bias_linear": False,
+        "qk_layernorm": m.qk_norm,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "init_method": _leave,
+        "output_layer_init_method": _leave,
+        "tensor_model_parallel_size": e.tp,
+        "sequence_parallel": e.tp > 1 and e.sequence_parallel,
+        "pipeline_model_parallel_size": e.pp,
+        "virtual_pipeline_model_parallel_size": virtual_stages(e),
+        "pipeline_model_parallel_layout": stages if e.pp > 1 else None,
+        "pipeline_dtype": dtype,
+        "params_dtype": dtype,
+        "bf16": bf16,
+        "deallocate_pipeline_outputs": True,
+        "overlap_p2p_comm": virtual_stages(e) is not None,
+        "batch_p2p_comm": virtual_stages(e) is None,
+        "bias_activation_fusion": True,
+        "bias_dropout_fusion": True,
+        "gradient_accumulation_fusion": False,  # needs apex
         **(full if e.recompute == "full" else {}),
         **(_with_transformer_engine(e) if runs_with(e.engine_version) else {}),
+        **(_experts(e, m.moe) if m.moe is not None else {}),
+        **kind_options(m),
         **graph_options(e),
-    )
+    }
+    return TransformerConfig(**options)
 
 
 def _with_transformer_engine(e: Experiment) -> dict[str, Any]:
-    """Options that need Transformer Engine: fused rotary embedding and cross entropy, context parallelism, fp8, and
-    grouped products of experts."""
+    """Options that need Transformer Engine: fused rotary embedding and cross entropy, context parallelism and fp8."""
     options: dict[str, Any] = {
         "apply_rope_fusion": True,
         "cross_entropy_loss_fusion": True,
@@ -86,13 +89,13 @@ def _with_transformer_engine(e: Experiment) -> dict[str, Any]:
         options |= {"context_parallel_size": e.cp, "cp_comm_type": CP_COMMUNICATION[e.cp_kind]}
     if e.precision == "fp8_tensorwise":
         options |= {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
-    if e.model.moe is not None:
-        options |= _experts(e, e.model.moe)
     return options
 
 
 def _experts(e: Experiment, moe: MoESpec) -> dict[str, Any]:
-    """Options of routed experts. Weights that are divided by their sum are softmax or sigmoid after the choice."""
+    """Options of routed experts, whose products are grouped with Transformer Engine alone. Weights that are divided by
+    their sum are softmax or sigmoid after the choice."""
+    grouped = runs_with(e.engine_version) is not None
     scale = {} if moe.weight_scale == 1.0 else {"moe_router_topk_scaling_factor": moe.weight_scale}
     shared = moe.num_shared_experts * moe.expert_hidden_size
     return {
@@ -105,9 +108,9 @@ def _experts(e: Experiment, moe: MoESpec) -> dict[str, Any]:
         "moe_router_pre_softmax": moe.gate == "softmax" and not moe.normalize_weights,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
-        "moe_grouped_gemm": True,
+        "moe_grouped_gemm": grouped,
         "moe_token_dispatcher_type": "alltoall",
-        "moe_permute_fusion": True,
+        "moe_permute_fusion": grouped,
         "expert_model_parallel_size": e.ep,
         "expert_tensor_parallel_size": e.etp,
         **scale,

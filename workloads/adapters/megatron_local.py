@@ -1,7 +1,9 @@
-"""Megatron-Core's own layers, for machines without Transformer Engine, with two parts replaced.
+"""Megatron-Core's own layers, for machines without Transformer Engine, with two parts replaced and one added.
 
-- Its attention writes every score: torch's fused attention is used instead (`_Attention`).
+- Its attention writes every score: torch's fused attention is used instead (`_Attention`), except in models with
+  windows or sinks, which torch's has not.
 - Its RMSNorm refuses sequence parallelism: torch's is used, marked so that its gradient is summed over tp (`_Norm`).
+- Its router asks whether a product of Transformer Engine exists by a name that is only defined if it does.
 """
 
 from __future__ import annotations
@@ -9,25 +11,43 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.utils import get_pg_size
 from torch import Tensor
 from torch.nn import functional
 
+from workloads.adapters.mixtures.megatron_kinds import stores_scores
 from workloads.spec.experiment import Experiment
 
 
 def layers(e: Experiment, config: TransformerConfig, virtual: int | None) -> TransformerBlockSubmodules:
-    """The layers of one chunk."""
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=e.model.qk_norm)
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = _Norm
-    attention = layer.submodules.self_attention.submodules
-    attention.core_attention = ModuleSpec(_Attention)
-    if e.model.qk_norm:
-        attention.q_layernorm = attention.k_layernorm = _Norm
-    return TransformerBlockSubmodules([layer] * get_num_layers_to_build(config, vp_stage=virtual), _Norm)
+    """The layers of one chunk, dense and routed ones."""
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=virtual)
+    block.layer_norm = _Norm
+    for layer in block.layer_specs:
+        parts = layer.submodules
+        parts.input_layernorm = parts.pre_mlp_layernorm = _Norm
+        attention = parts.self_attention.submodules
+        if not stores_scores(e.model):
+            attention.core_attention = ModuleSpec(_Attention)
+        if e.model.qk_norm:
+            attention.q_layernorm = attention.k_layernorm = _Norm
+    return block
+
+
+def let_experts_have_biases(model: torch.nn.Module) -> None:
+    """Take the sum over one rank out of the products of experts, through which they pass without expert parallelism: a
+    bias cannot be added to its result in place."""
+    for module in model.modules():
+        if isinstance(module, RowParallelLinear) and module.is_expert:
+            module.explicit_expert_comm = module.explicit_expert_comm or get_pg_size(module.tp_group) == 1
 
 
 def use_fused_adamw(optimizer: Any) -> None:

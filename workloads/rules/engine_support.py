@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workloads.costs.shape.held_model import copies_of_heads
-from workloads.rules.engine_kinds import adapters_lack
+from workloads.rules import megatron_kinds
+from workloads.rules.engine_kinds import adapters_lack, lacking_kinds
 from workloads.rules.megatron_support import MEGATRON
 from workloads.rules.refusal import Refusal
 from workloads.rules.torchtitan_kinds import FAMILIES, kinds_family, kinds_lacking
@@ -89,6 +90,12 @@ def refused(experiment: Experiment, backend: str = "cuda") -> list[str]:
         if lacking:
             what = f"its {FAMILIES[family]} lacks {'; '.join(lacking)}"
             return [f"{name} cannot run model={experiment.model.name}: {what}"]
+    if lacking and experiment.engine == "megatron":
+        lacking = tuple(megatron_kinds.kinds_lacking(experiment.model, experiment.seq_len))
+        if lacking:
+            what = f"Megatron-Core's GPT model lacks {'; '.join(lacking)}"
+            instead = "" if lacking_kinds(experiment.model) else f"; engine={ENGINE} runs it"
+            return [f"{name} cannot run model={experiment.model.name}: {what}{instead}"]
     if lacking and not (experiment.engine == "transformers" and transformers_config(experiment.model)):
         return [f"{name} cannot run model={experiment.model.name}: no reader here for {'; '.join(lacking)}"]
     entries = REFUSALS[experiment.engine]

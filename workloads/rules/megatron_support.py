@@ -7,6 +7,10 @@ from collections.abc import Callable
 from workloads.rules.refusal import Refusal
 from workloads.spec.engine_versions import ENGINE_VERSIONS, runs_with
 from workloads.spec.experiment import Experiment
+from workloads.spec.layer_kinds.attention import Attention
+from workloads.spec.layer_kinds.mlp import RoutedMLP
+from workloads.spec.layer_kinds.spans import Window
+from workloads.spec.model_spec import layers_of
 
 
 def _does_not_fill(e: Experiment) -> bool:
@@ -31,15 +35,39 @@ def _scores_lack(e: Experiment) -> bool:
     return moe is not None and moe.gate == "sigmoid" and not moe.normalize_weights and moe.experts_per_token > 1
 
 
+def _has_one_expert(e: Experiment) -> bool:
+    """Whether a token visits one expert whose softmax is divided by itself, so that its router would never train."""
+    moe = e.model.moe
+    return moe is not None and moe.gate == "softmax" and moe.normalize_weights and moe.experts_per_token == 1
+
+
+def _attention(e: Experiment) -> list[Attention]:
+    return [kind.mixer for kind in layers_of(e.model).kinds if isinstance(kind.mixer, Attention)]
+
+
+def _has_windows(e: Experiment) -> bool:
+    return any(isinstance(mixer.span, Window) for mixer in _attention(e))
+
+
+def _has_sinks(e: Experiment) -> bool:
+    return any(mixer.sinks for mixer in _attention(e))
+
+
+def _has_expert_biases(e: Experiment) -> bool:
+    return any(isinstance(kind.mlp, RoutedMLP) and kind.mlp.expert.bias for kind in layers_of(e.model).kinds)
+
+
 MEGATRON = (
-    Refusal(
-        "model", _without_te(lambda e: e.model.moe is not None), "without Transformer Engine it runs dense layers only"
-    ),
     Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
     Refusal(
         "model",
         lambda e: e.model.moe is not None and e.routing == "learned" and e.model.moe.balance != "none",
         "its terms that balance experts are different ones; use balance: none",
+    ),
+    Refusal(
+        "model",
+        _has_one_expert,
+        "it refuses one expert a token whose weight is divided by itself; use normalize_weights=false",
     ),
     Refusal("model", _scores_lack, "it divides the weights of a token's experts by their sum; use normalize_weights"),
     Refusal(
@@ -65,6 +93,23 @@ MEGATRON = (
         "its adapter shards the optimizer over all of dp; use dp_shard alone",
     ),
     Refusal("cp", _without_te(lambda e: e.cp > 1), "its context parallelism needs Transformer Engine; use cp=1"),
+    Refusal(
+        "cp_kind",
+        _with_te(lambda e: e.cp > 1 and e.cp_kind == "ring" and _has_windows(e) and not _has_sinks(e)),
+        "Transformer Engine has no ring for windows; allgather or ulysses would work",
+    ),
+    Refusal(
+        "cp_kind",
+        _with_te(lambda e: e.cp > 1 and e.cp_kind != "ulysses" and _has_sinks(e)),
+        "Transformer Engine divides sequences with sinks by heads alone; ulysses would work",
+    ),
+    Refusal("etp", lambda e: e.etp > 1 and _has_expert_biases(e), "it does not divide experts with biases; use 1"),
+    Refusal(
+        "etp",
+        lambda e: e.model.moe is not None and e.tp > e.etp and e.ep == 1,
+        "without expert parallelism it sums gradients of whole experts over dp alone, not over tp; use etp=tp, or an "
+        "ep of 2 or more",
+    ),
     Refusal(
         "tp", lambda e: e.model.vocab_size % e.tp > 0, "it splits the vocabulary evenly; tp must divide vocab_size"
     ),

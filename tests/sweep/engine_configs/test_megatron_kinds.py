@@ -95,6 +95,8 @@ def expected(e: Experiment) -> dict[str, Any]:
         "qk_layernorm": attention.norm == "head",
         "add_bias_linear": attention.bias,
         "add_qkv_bias": attention.bias,
+        "bias_activation_fusion": routed.expert.activation == "silu",
+        "bias_dropout_fusion": not routed.expert.bias,
         "position_embedding_type": "rope" if attention.rope else "none",
         "rotary_percent": attention.rope.rotated if attention.rope else 1.0,
         "num_moe_experts": routed.experts,
@@ -167,6 +169,10 @@ REFUSED: Mapping[str, tuple[Experiment, str]] = {
     "sinks in FlashAttention": (OSS.replace(attention="flash"), r"attention=flash \(.*auto, cudnn or math would work"),
     "sinks in one kind": (changed(OSS, {"sinks": False}), r"model.layers \(its sinks are in all layers of attention"),
     "biases in one kind": (changed(OSS, {"bias": False}), r"model.layers \(it has biases of all projections"),
+    "divided experts with biases": (
+        layout("gpt_oss_20b_8_layers", tp=2, etp=2, global_batch_size=8),
+        r"etp=2 \(it does not divide experts with biases; 1 would work",
+    ),
     "a steeper gate": (
         changed(OSS, {}, {"expert": dataclasses.replace(OSS_MLP.expert, slope=2.0)}, kinds=(0, 1)),
         r"the slope 1.702, not 2",
