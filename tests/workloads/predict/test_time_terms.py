@@ -169,9 +169,11 @@ def test_a_slow_host_takes_longer_for_each_doubling_in_a_node_and_for_each_node(
 
 def test_kernels_of_a_graph_follow_one_another_without_gaps() -> None:
     """32 layers and two micro-batches: 32 x 2 gaps, two fixed times and that of the step add up, and all of them vanish
-    where whole steps are graphs."""
+    where whole steps are graphs, but not in fp8."""
     values = {**BARE, "gap": 1.0, "micro_fixed": 100.0, "step_fixed": 10000.0}
-    found = parts([row(code_version=name) for name in ("engine 5", "engine 5 captured")], values)
-    eager, graph = found.pipeline + found.after
+    kinds = (("engine 5", "bf16"), ("engine 5 captured", "bf16"), ("engine 5 captured", "fp8"))
+    found = parts([row(code_version=version, precision=precision) for version, precision in kinds], values)
+    eager, graph, in_fp8 = found.pipeline + found.after
+    assert in_fp8 - graph > 10000
     assert eager - graph == pytest.approx(32 * 2 + 2 * 100 + 10000, rel=1e-6)
     assert graph < 10
