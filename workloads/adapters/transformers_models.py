@@ -19,6 +19,8 @@ def model_of(e: Experiment, device: torch.device) -> nn.Module:
     """The model on ``device`` in fp32, in training mode, with our seed's values."""
     fields = transformers_config(e.model)
     assert fields is not None, "refused by the rules"
+    if "rope_parameters" in fields:
+        fields["rope_parameters"] = unscaled(fields["rope_parameters"])
     config = transformers.CONFIG_MAPPING[fields.pop("model_type")](
         max_position_embeddings=e.seq_len,
         use_cache=False,
@@ -36,6 +38,15 @@ def model_of(e: Experiment, device: torch.device) -> nn.Module:
     model._no_split_modules = set(model._no_split_modules) & {type(module).__name__ for module in model.modules()}
     fill(model, e, device)
     return model.float().train()
+
+
+def unscaled(rope: dict[str, Any]) -> dict[str, Any]:
+    """``rope_parameters`` without scaling of positions, which has no effect on cost and which our engine does not
+    compute. Families with two kinds of attention have them by kind."""
+    if any(isinstance(value, dict) for value in rope.values()):
+        return {kind: unscaled(one) for kind, one in rope.items()}
+    kept: dict[str, Any] = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    return {"rope_type": "proportional" if rope["rope_type"] == "proportional" else "default", **kept}
 
 
 def _attention(family: Any, device: torch.device) -> str:

@@ -125,6 +125,18 @@ def test_losses_and_norms_of_kinds_of_layers_equal_ours(kind: str) -> None:
                 assert found == pytest.approx(ours, rel=near)
 
 
+@pytest.mark.slow(seconds=12)
+@pytest.mark.timeout(300)
+def test_positions_are_not_scaled() -> None:
+    rope = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 16, "rope_theta": 10_000.0}
+    fields = {**COMMON, **CONFIGS["gpt_oss"], "model_type": "gpt_oss", "rope_parameters": rope}
+    model = model_spec(layers_from_config("gpt_oss", fields))
+    (expected,) = run(of_kind("gpt_oss", "ultrasweep").replace(model=model))
+    (theirs,) = run(of_kind("gpt_oss").replace(model=model))
+    for found, ours in zip(theirs, expected, strict=True):
+        assert found == pytest.approx(ours, rel=2e-6)
+
+
 @pytest.mark.slow(seconds=40)
 @pytest.mark.timeout(300)
 @pytest.mark.exhaustive(seconds=40)
