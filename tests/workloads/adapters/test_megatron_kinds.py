@@ -87,7 +87,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "gates": {"model": GATES, "routing": "learned"},
     "gates, tp and ep": {"model": GATES, "tp": 2, "ep": 2},
     "gates, divided experts": {"model": GATES, "tp": 2, "etp": 2},
-    "gates, interleaved": {"model": GATES, "dp": 2, "pp": 2, "zero_stage": 1, "ep": 2},
+    "gates, zero 1 and pipeline": {"model": GATES, "dp": 2, "pp": 2, "zero_stage": 1, "ep": 2},
     "positions": {"model": POSITIONS, "dp": 2},
     "positions, pipeline": {"model": POSITIONS, "pp": 2},
     "biases, tp": {"model": BIASES, "tp": 2},
@@ -123,3 +123,15 @@ def test_losses_and_norms_equal_ours(layout: str, ours: Callable[..., Told]) -> 
     for told in run(of(**asked)):
         assert [loss for loss, _ in told] == pytest.approx([loss for loss, _ in own], rel=1e-6)
         assert [norm for _, norm in told] == pytest.approx([norm for _, norm in own], rel=1e-6)
+
+
+@trains
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.exhaustive(seconds=20)
+@pytest.mark.parametrize("layout", ["gpt-oss", "gates, zero 1 and pipeline"])
+def test_in_16_bits_losses_are_as_near_as_rounding_lets_them_be(layout: str, ours: Callable[..., Told]) -> None:
+    asked = LAYOUTS[layout]
+    own = ours(model=asked["model"])
+    for told in run(of(precision="bf16", **asked)):
+        assert [loss for loss, _ in told] == pytest.approx([loss for loss, _ in own], rel=3e-5)
