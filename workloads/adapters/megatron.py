@@ -1,7 +1,7 @@
 """Runs a point with Megatron-Core: its model, data parallelism, schedules and optimizer.
 
-Its layers are those of Transformer Engine (`workloads.adapters.megatron_te`), or, in the engine version without it, its
-own ones (`workloads.adapters.megatron_local`).
+Its layers are those of Transformer Engine, or, in the engine version without it, its own ones
+(`workloads.adapters.megatron_layers`).
 
 Megatron-Core initialises the weights before ours replace all of them: only its initialisation marks which of them are
 sharded, so that the gradient norm counts each once.
@@ -29,10 +29,9 @@ from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 
-from workloads.adapters import megatron_local, megatron_te
+from workloads.adapters import megatron_layers
 from workloads.adapters.forced_routing import force_routing
 from workloads.adapters.megatron_config import (
     data_parallel_config,
@@ -42,7 +41,7 @@ from workloads.adapters.megatron_config import (
 )
 from workloads.adapters.megatron_graph import StepGraph, is_graphed, require_warm_up
 from workloads.adapters.megatron_weights import fill
-from workloads.adapters.mixtures.megatron_kinds import mark_parameters, position_options, set_norms
+from workloads.adapters.mixtures.megatron_kinds import mark_parameters, position_options
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.contract.protocol import Breakdown, MeasureSpec
 from workloads.costs.traffic.sent import Traffic
@@ -92,9 +91,9 @@ class Megatron:
             mark_parameters(model)
             force_routing(model, e, cp_rank=self.coordinates["cp"], tp_rank=self.coordinates["tp"])
             if with_te:
-                megatron_te.accumulate_in_products(model)
+                megatron_layers.accumulate_in_products(model)
             else:
-                megatron_local.let_experts_have_biases(model)
+                megatron_layers.let_experts_have_biases(model)
             if e.precision != "fp32":
                 model = Float16Module(config, model)
             with self.graph.stream() if self.graph else nullcontext():
@@ -106,7 +105,7 @@ class Megatron:
         settings = optimizer_config(e)
         self.optimizer = get_megatron_optimizer(settings, self.chunks, use_gloo_process_groups=False)
         if not with_te:
-            megatron_local.use_fused_adamw(self.optimizer)
+            megatron_layers.use_fused_adamw(self.optimizer)
 
     def measure(
         self, spec: MeasureSpec, before_step: BeforeStep, devices_per_node: int | None
@@ -185,12 +184,9 @@ def _require_packages(engine_version: str) -> None:
 
 
 def _chunk(e: Experiment, config: TransformerConfig, virtual: int | None) -> GPTModel:
-    with_te = runs_with(e.engine_version) is not None
-    layers = megatron_te.layers(config, virtual) if with_te else megatron_local.layers(e, config, virtual)
-    set_norms(layers, e.model, get_transformer_layer_offset(config, vp_stage=virtual))
     return GPTModel(
         config,
-        layers,
+        megatron_layers.layers(e, config, virtual),
         vocab_size=e.model.vocab_size,
         max_sequence_length=e.seq_len,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=virtual),

@@ -1,4 +1,9 @@
-"""Megatron-Core's own layers, for machines without Transformer Engine, with two parts replaced and one added.
+"""Megatron-Core's layers: on Transformer Engine, or its own ones for machines without it.
+
+On Transformer Engine (fused norm and product, fused attention, fp8, grouped products) one thing differs from what its
+options alone give: the products accumulate weight gradients in fp32 themselves (`accumulate_in_products`).
+Megatron-Core's option for that asks for apex, which only its output layer needs. Of its own layers two parts are
+replaced and one added:
 
 - Its attention writes every score: torch's fused attention is used instead (`_Attention`), except in models with
   windows or sinks, which torch's has not.
@@ -17,16 +22,27 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import get_pg_size
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.adapters.mixtures.megatron_kinds import stores_scores
+from workloads.adapters.mixtures.megatron_kinds import set_norms, stores_scores
+from workloads.spec.engine_versions import runs_with
 from workloads.spec.experiment import Experiment
 
 
 def layers(e: Experiment, config: TransformerConfig, virtual: int | None) -> TransformerBlockSubmodules:
     """The layers of one chunk, dense and routed ones."""
+    if runs_with(e.engine_version) is not None:
+        block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual)
+    else:
+        block = _own_layers(e, config, virtual)
+    set_norms(block, e.model, get_transformer_layer_offset(config, vp_stage=virtual))
+    return block
+
+
+def _own_layers(e: Experiment, config: TransformerConfig, virtual: int | None) -> TransformerBlockSubmodules:
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=virtual)
@@ -40,6 +56,13 @@ def layers(e: Experiment, config: TransformerConfig, virtual: int | None) -> Tra
         if e.model.qk_norm:
             attention.q_layernorm = attention.k_layernorm = _Norm
     return block
+
+
+def accumulate_in_products(model: torch.nn.Module) -> None:
+    """Let every product of Transformer Engine add its weight gradient to the fp32 gradient buffer."""
+    for module in model.modules():
+        if hasattr(module, "fuse_wgrad_accumulation"):
+            module.fuse_wgrad_accumulation = True  # type: ignore[assignment]
 
 
 def let_experts_have_biases(model: torch.nn.Module) -> None:
