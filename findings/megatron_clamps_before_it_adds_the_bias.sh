@@ -13,10 +13,12 @@
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-python3 -m pip download --quiet --no-deps --only-binary :all: --implementation cp --python-version 3.12 \
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install --quiet torch==2.13.0 numpy==2.2.6 2>/dev/null
+"$folder/venv/bin/pip" download --quiet --no-deps --only-binary :all: --implementation cp --python-version 3.12 \
   --dest "$folder" megatron-core==0.19.2 2>/dev/null
-python3 -m zipfile -e "$folder"/*.whl "$folder/site"
-# The file alone: its package imports much more. Needs torch.
+"$folder/venv/bin/python" -m zipfile -e "$folder"/*.whl "$folder/site"
+# The file alone: its package imports much more.
 cat >"$folder/compare.py" <<'PYTHON'
 import sys
 
@@ -31,7 +33,7 @@ gate, linear = (product + bias).chunk(2, -1)
 right = names["quick_gelu"](gate.clamp(max=clamp)) * (linear.clamp(-clamp, clamp) + offset)
 print(f"fused {fused.item():.1f}, the same function of the clamped sum {right.item():.1f}")
 PYTHON
-python3 "$folder/compare.py" "$folder/site/megatron/core/fusions/fused_bias_geglu.py" | tee "$folder/output"
+"$folder/venv/bin/python" "$folder/compare.py" "$folder/site/megatron/core/fusions/fused_bias_geglu.py" | tee "$folder/output"
 diff "$folder/output" - <<'EXPECTED'
 fused 90.0, the same function of the clamped sum 56.0
 EXPECTED
