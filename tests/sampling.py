@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -12,6 +13,8 @@ import pytest
 
 SEED = os.environ.setdefault("TESTS_SEED", date.today().isoformat())
 """Today's date unless ``TESTS_SEED`` is given. Workers of pytest-xdist get that of the process that starts them."""
+SHARE = float(os.environ.get("TESTS_SHARE", "1"))
+"""Part of every sample that stays in the run: 0.5 halves all of them (CI); every kind of a sample stays."""
 USUAL_SECONDS = 3.0
 """How long a test marked ``exhaustive`` takes unless the mark says so: ``exhaustive(seconds=20)``."""
 
@@ -27,7 +30,7 @@ def sampled(
     others only in exhaustive ones. ``kinds`` of a value: every draw has each of them, if need be with more values."""
     order = random.Random(SEED).sample(range(len(values)), len(values))
     drawn = _of_every_kind([(n, set(kinds(values[n]))) for n in order]) if kinds is not None else []
-    drawn += [n for n in order if n not in drawn][: max(count - len(drawn), 0)]
+    drawn += [n for n in order if n not in drawn][: max(math.ceil(count * SHARE) - len(drawn), 0)]
     others = pytest.mark.exhaustive(seconds=seconds)
     words = [value if isinstance(value, tuple) else (value,) for value in values]
     return [pytest.param(*of_one, marks=() if n in drawn else others) for n, of_one in enumerate(words)]
@@ -47,7 +50,7 @@ def _of_every_kind(values: Sequence[tuple[int, set[Hashable]]]) -> list[int]:
 def some_of(names: Iterable[str], one_in: int, salt: str = "") -> set[str]:
     """About one in so many of the names, drawn by the seed and the ``salt``; at least one."""
     order = sorted(set(names))
-    return set(random.Random(f"{SEED}/{salt}").sample(order, -(-len(order) // one_in)))
+    return set(random.Random(f"{SEED}/{salt}").sample(order, math.ceil(len(order) * SHARE / one_in)))
 
 
 def seconds_of(item: pytest.Item) -> float:

@@ -10,6 +10,20 @@ from tests.sampling import USUAL_SECONDS, drawn_part, sampled, seconds_of, some_
 pytest_plugins = ["pytester"]
 
 
+@pytest.fixture(autouse=True)
+def whole_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As without ``TESTS_SHARE``, which CI sets."""
+    monkeypatch.setattr("tests.sampling.SHARE", 1.0)
+
+
+def test_a_share_of_samples_keeps_every_kind_and_one_case_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.sampling.SHARE", 0.5)
+    drawn = [sum(not one.marks for one in sampled(range(40), count)) for count in (1, 3, 10)]
+    assert drawn == [1, 2, 5]
+    assert sum(not one.marks for one in sampled(range(40), 4, kinds=lambda n: [n % 3])) == 3
+    assert [len(some_of("abcdef", one_in)) for one_in in (2, 9)] == [2, 1]
+
+
 def test_what_is_not_drawn_is_left_to_exhaustive_runs() -> None:
     parameters = sampled(range(40), 3, seconds=7.0)
     assert [parameter.values for parameter in parameters] == [(number,) for number in range(40)]

@@ -181,7 +181,7 @@ def test_a_box_in_the_plot_selects_rows_of_the_table(browser: Browser, recorded:
     assert 5 < len(inside) < len(spots)
     assert set(browser.js("[...Explorer.state.selected]")) == inside
     assert set(browser.js("Explorer.order()")) == inside  # the table has these only
-    assert browser.text("#runs-count").endswith(f", {len(inside)} selected")
+    assert browser.text("#runs-count").endswith(f", {len(inside):,} selected")
     browser.click("#runs-only")
     assert shown(browser) == (frame["cohort"] == frame["cohort"].iloc[0]).sum()
     browser.click("#runs-unselect")
