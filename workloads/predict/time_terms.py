@@ -335,7 +335,7 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
 
 def _launched(x: Points) -> Floats:
     """0 in whole steps that are a graph, whose kernels follow one another without waiting; else 1. Recorded steps in
-    fp8 show no such gain: many of their kernels, which find scales and cast, are too short to fill a device."""
+    fp8 show no such gain (docs/lab/measurements_0.3.0.md); why is not measured."""
     return np.where(x.fp8 > 0, 1.0, 1 - x.captured)
 
 
