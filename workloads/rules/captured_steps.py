@@ -15,7 +15,6 @@ from workloads.spec.expressions import Expression, Template, parse, parse_templa
 
 _NOT_CAPTURED = (
     ("backend != 'cuda'", "CUDA graphs need CUDA devices, not backend={backend}"),
-    ("mtp_modules > 0", "with multi-token modules no capture was run on a GPU yet"),
     (
         "routing == 'learned' and not has_capacity and ep > 1",
         "with routing=learned the host waits in every layer for the sizes of the messages to experts; capacity_factor "

@@ -290,8 +290,8 @@ def _make_room(kept: dict[Hashable, Any]) -> None:
 _OF_LAYER = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "slowest_length", "cp_kind"),
     "sequence_parallel",
-    *("precision", "attention", "compile", "routing", "routing_imbalance", "capacity_factor", "documents"),
-    *("gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
+    *("precision", "attention", "recurrence", "compile", "routing", "routing_imbalance", "capacity_factor"),
+    *("documents", "gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
 )
 _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")
 _OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "pp_stages", "seq_len")
