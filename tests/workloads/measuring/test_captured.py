@@ -326,8 +326,6 @@ ON_GPUS: tuple[dict[str, Any], ...] = (
     {"dp_replicate": 2, "dp_shard": 2, "zero_stage": 2},
     {"dp": 2, "tp": 2, "zero_stage": 3},
     {"dp": 2, "pp": 2, "zero_stage": 1},
-    # The rule refuses captures with modules of multi-token prediction until these have passed on a GPU, and is left out
-    # here; its line on mtp_modules in `workloads.rules.captured_steps` goes then.
     {"modules": 2},
     {"modules": 2, "precision": "fp8_tensorwise", "recompute": "selective"},
     {"modules": 1, "precision": "fp16", "recompute": "full"},
@@ -358,9 +356,7 @@ def on_gpus(rank: int, layout: dict[str, Any], fault: Fault | None = None) -> tu
     """Losses and norms of eager steps, of captured ones, and of eager ones again if these differ."""
     found = []
     for graph in ("none", "step", "none"):
-        with planted(fault) if graph == "step" else nullcontext(), pytest.MonkeyPatch.context() as patch:
-            if graph == "step" and layout.get("modules"):
-                patch.setattr(step, "not_captured", lambda *_: None)
+        with planted(fault) if graph == "step" else nullcontext():
             ran = measure(built_on_a_gpu(rank, layout, graph), MeasureSpec(timed_steps=3))
         assert ran.cuda_graph == graph
         found.append(values_of(ran))
