@@ -15,6 +15,7 @@ from sweep.planning.price import price
 from sweep.planning.summary import layout
 from sweep.predicting.narrowed import Narrowed, narrowed
 from workloads.rules.engine_kinds import engine_lacks
+from workloads.spec.recurrent_kernels import has_recurrences
 
 _GOAL = ("fewest", "surely", "cheapest", "soonest")
 
@@ -33,6 +34,7 @@ def advice_facts(answer: Advice) -> dict[str, Any]:
         "engine": q.engine,
         "engine_version": q.engine_version,
         "precision": q.precision,
+        "recurrence": q.recurrence if has_recurrences(q.model) else None,
         "seq_len": q.seq_len,
         "global_batch_size": q.global_batch_size,
         "tokens_per_step": q.tokens_per_step,

@@ -64,6 +64,7 @@ def _predicted(fields: dict[str, Any], q: Question, ranking: Ranking) -> Publish
         compile=q.compile,
         cuda_graph=q.cuda_graph,
         activation_offload=q.activation_offload,
+        recurrence=q.recurrence,
         **{name: getattr(q, name) for name in UPDATE_FIELDS},
     )
     broken, ranked = violations(e, q.cluster), None

@@ -18,15 +18,17 @@ from sweep.composing.overrides import parse_overrides
 from sweep.grids.axes import AUTO, AXES, BUDGET
 from sweep.planning.auto_recompute import budget_limit, refuse_no_room
 from workloads.costs.time.known_rates import absent_rates
+from workloads.rules.layout_rules import violations
 from workloads.spec.checks import number, suggest, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
-from workloads.spec.experiment import ENGINE, ENGINES
-from workloads.spec.experiment_values import OptimizerName, Precision, StoredIn
+from workloads.spec.experiment import ENGINE, ENGINES, Experiment
+from workloads.spec.experiment_values import OptimizerName, Precision, Recurrence, StoredIn
 from workloads.spec.expressions import Expression
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.other_names import same_here
+from workloads.spec.recurrent_kernels import has_recurrences
 from workloads.spec.updates.words import UPDATE_FIELDS
 
 LAYOUT_AXES = (
@@ -46,7 +48,7 @@ _GOAL = ("tokens", "days", "price")
 _OTHERS = (
     *("model", "cluster", "gpus", "precision", "routing", "routing_imbalance", "engine", "compile", "cuda_graph"),
     *UPDATE_FIELDS,
-    *("activation_offload", *_WORK, BUDGET, *_GOAL, "results_dir"),
+    *("activation_offload", "recurrence", *_WORK, BUDGET, *_GOAL, "results_dir"),
 )
 _FOLLOW = ("dp", "dp_shard", "num_microbatches")
 KNOWN = (*_OTHERS, *LAYOUT_AXES)
@@ -88,6 +90,7 @@ class Question:
     engine_version: str
     compile: str
     cuda_graph: str
+    recurrence: Recurrence
     grad_reduce: StoredIn
     optimizer: OptimizerName
     optimizer_states: StoredIn
@@ -179,6 +182,7 @@ def read_question(overrides: Sequence[str], folders: ConfFolders | None = None, 
         engine_version=ENGINES[engine],
         compile=_choice("compile", values.get("compile", "none")),
         cuda_graph=_choice("cuda_graph", values.get("cuda_graph", "auto")),
+        recurrence=_recurrence(values, config.models[values["model"]], cluster, precision, engine),
         axes={name: _narrowed(name, values[name]) for name in LAYOUT_AXES if name in values},
         where=conditions_of(where),
         goal=goal,
@@ -229,6 +233,26 @@ def _refuse_unknown_memory(engine: str, precision: Precision, model: ModelSpec) 
             f"advise: engine={engine} is predicted for dense models in bf16 or fp8; use engine={ENGINE}, or another "
             "model or precision"
         )
+
+
+def _recurrence(
+    values: Mapping[str, Any], model: ModelSpec, cluster: ClusterSpec, precision: Precision, engine: str
+) -> Recurrence:
+    """What computes recurrent layers unless the question says it: kernels, if the rule ``recurrence`` lets them."""
+    if "recurrence" in values:
+        given: Recurrence = _choice("recurrence", values["recurrence"])
+        return given
+    if not has_recurrences(model):
+        return "torch"
+    e = Experiment.canonical(
+        model=model,
+        global_batch_size=1,
+        precision=precision,
+        recurrence="fla",
+        engine=engine,
+        engine_version=ENGINES[engine],
+    )
+    return "torch" if any(one.rule == "recurrence" for one in violations(e, cluster)) else "fla"
 
 
 def _goal(values: Mapping[str, Any]) -> Goal | None:

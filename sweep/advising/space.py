@@ -290,7 +290,7 @@ def _same(q: Question, name: str) -> Any:
 
 _SAME = (
     *("seq_len", "precision", "routing", "routing_imbalance", "compile", "cuda_graph", "engine", "engine_version"),
-    *("activation_offload", *UPDATE_FIELDS),
+    *("activation_offload", "recurrence", *UPDATE_FIELDS),
 )
 
 

@@ -19,6 +19,9 @@ from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamb
 from workloads.spec.model_spec import ModelSpec
 
 CHUNK = 64
+SEGMENT_TOKENS = 512
+"""Tokens of a micro-batch that torch operations compute at one time, in whole chunks and at least one chunk of every
+sequence."""
 _WIDE, _NARROW = 4, 2
 _TILE = 128
 """Channels of keys in one block of the kernel of gradients, on Hopper and Ampere GPUs."""

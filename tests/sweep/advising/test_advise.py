@@ -383,3 +383,22 @@ def test_what_advise_cannot_consider_on_a_host_or_budget_is_refused(words: list[
 def test_without_the_rate_of_its_link_a_host_cannot_be_considered() -> None:
     with pytest.raises(InvalidSweep, match=r"lacks host\.link_bandwidth, so nothing can be pred"):
         asked(*LLAMA, "activation_offload=[none,all]", "cluster.host.link_bandwidth=null")
+
+
+def test_recurrent_layers_run_on_kernels_where_a_rule_allows_it() -> None:
+    asked_of = ("model=nemotron_3_nano_14_layers", "gpus=2", "seq_len=4096", "global_batch_size=8")
+    chosen = {
+        words: read_question((*asked_of, *words)).recurrence
+        for words in (
+            ("cluster=h200",),
+            ("cluster=h200", "precision=fp8_tensorwise"),
+            ("cluster=h200", "recurrence=torch"),
+            ("cluster=h200", "precision=fp32", "cluster.device.peak_flops.fp32=67e12"),
+        )
+    }
+    assert list(chosen.values()) == ["fla", "fla", "torch", "torch"]
+    assert read_question((*LLAMA, *SMALL)).recurrence == "torch"
+    found = asked(*asked_of, "cluster=h200", top=1)
+    assert found.best[0].experiment.recurrence == "fla" and "grid.axes.recurrence=fla" in settling_words(
+        found.question, found.best
+    )

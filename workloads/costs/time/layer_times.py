@@ -3,7 +3,8 @@
 Products, messages and memory passes are those that the kind says (`workloads.spec.layer_kinds`,
 `workloads.costs.memory.kind_tensors`). What a mixer computes beyond its products runs at the rate of attention, that of
 recurrent mixers too, as much as their kernels of chunks compute; with ``recurrence=fla`` also what these read and write
-(`workloads.costs.time.recurrent_times`). `workloads.costs.time.timeline` states the other assumptions.
+(`workloads.costs.time.recurrent_times`), on GPUs without it the many operations of torch
+(`workloads.costs.time.recurrent_operations`). `workloads.costs.time.timeline` states the other assumptions.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from workloads.costs.shape.peer_memory import shares_memory
 from workloads.costs.time.attention_rates import forward_part, kernel_relative, sink_passes
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
+from workloads.costs.time.recurrent_operations import TorchPasses, torch_passes
 from workloads.costs.time.recurrent_times import Passes, exchange_copies, kernel_passes
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
 from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.documents.kernels import gathers_documents
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.layer_kinds.recurrent import Recurrent
@@ -108,6 +110,8 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     if kernels.passes is not None:
         forward += kernels.passes.forward / rates.memory
         backward += kernels.passes.backward / rates.memory + attention  # the forward runs again
+    in_torch = _in_torch(e, kind, cluster, rates)
+    forward, backward = forward + in_torch.forward_s, backward + in_torch.backward_s
     backward += attention if gathers_documents(e) else 0.0  # its forward runs again
     backward += experts.inputs_s + experts.weights_s + casts[1] / rates.memory
 
@@ -162,6 +166,15 @@ def _kernels(e: Experiment, kind: Layer) -> _Kernels:
     of_mixer = kind_tensors(kind, Sizes.of(e, COMPUTE_BYTES[e.precision])).mixer
     moved = sum(one.moved for one in of_mixer)
     return _Kernels(kernel_passes(kind.mixer, Batch(e.micro_batch_size, e.seq_len), e.tp * e.cp), moved)
+
+
+def _in_torch(e: Experiment, kind: Layer, cluster: ClusterSpec, rates: Rates) -> TorchPasses:
+    """What a recurrence in torch operations adds on a GPU."""
+    if e.recurrence != "torch" or cluster.backend == "cpu" or not isinstance(kind.mixer, Kernels):
+        return TorchPasses(0.0, 0.0)
+    captured = e.cuda_graph != "none" and e.engine == ENGINE
+    batch = Batch(e.micro_batch_size, e.seq_len)
+    return torch_passes(kind.mixer, batch, e.tp * e.cp, rates.memory, captured=captured)
 
 
 def _mixed_streams(hidden: int, streams: int) -> int:

@@ -290,7 +290,16 @@ def _make_room(kept: dict[Hashable, Any]) -> None:
 _OF_LAYER = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "slowest_length", "cp_kind"),
     "sequence_parallel",
-    *("precision", "attention", "recurrence", "compile", "routing", "routing_imbalance", "capacity_factor"),
+    *(
+        "precision",
+        "attention",
+        "recurrence",
+        "cuda_graph",
+        "compile",
+        "routing",
+        "routing_imbalance",
+        "capacity_factor",
+    ),
     *("documents", "gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
 )
 _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")

@@ -24,9 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from workloads.engine.ops.backend import Backend, accumulation_dtype, backend_of
-
-SEGMENT_TOKENS = 512
-"""Tokens of a micro-batch that are computed at one time, in whole chunks and at least one chunk of every sequence."""
+from workloads.spec.recurrent_kernels import SEGMENT_TOKENS
 
 
 class Step(Protocol):

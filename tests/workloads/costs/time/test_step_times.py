@@ -192,7 +192,7 @@ BASES: tuple[dict[str, Any], ...] = (
     {"model": RECURRENT},
     {"model": LLAMA_1B, "zero_stage": 1, "documents": DOCUMENTS, "optimizer": "muon"},
 )
-NO_EFFECT = {"activation_offload", "capacity_factor", "cuda_graph", "engine", "optimizer_offload", "seed"}
+NO_EFFECT = {"activation_offload", "capacity_factor", "engine", "optimizer_offload", "seed"}
 """Fields that change no step of `BASES`: what they cost is added elsewhere, or they act where the rules refuse them."""
 
 
