@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from tests.pool import Pool, fork_server
 from tests.sampling import sampled
+from tests.workloads.engine.layouts import FEW_RANKS, ODD, OF_MESSAGES
 from tests.workloads.engine.parity import compiled_by, experiment, experts
-from tests.workloads.engine.test_parity import FEW_RANKS, ODD, OF_MESSAGES
 from tests.workloads.engine.traffic_checks import DEVICES_PER_NODE, Count, Counted, built, check
 from workloads.contract.protocol import MeasureSpec
 from workloads.costs.traffic.sent import Traffic, step_traffic
