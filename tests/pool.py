@@ -38,6 +38,7 @@ PRELOAD = [
     *("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.checkpoint"),
     *("torch.distributed.tensor.debug", "workloads.measuring.step", "workloads.parity.training"),
     *("torch.testing._internal.distributed.fake_pg", "workloads.rehearse", "tests.workloads.engine.parity"),
+    "tests.frozen",
 ]
 """Modules that processes of tests need, imported once before they are forked. FSDP imports ``torch._dynamo`` at its
 first use, which costs each process over a second."""
