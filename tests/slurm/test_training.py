@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from launchers.state.submissions import all_submissions, log_dir
 from launchers.state.sweep_dir import SweepDir
 from results.tables.probes import load_probe
 from results.tables.store import read_attempts
-from tests.sampling import SEED
+from tests.sampling import SEED, SHARE
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT
 
@@ -52,7 +53,7 @@ derive: {{dp: world_size / (tp * pp)}}
 """
 
 
-DRAWN = sorted(random.Random(SEED).sample(range(5), 3))
+DRAWN = sorted(random.Random(SEED).sample(range(5), math.ceil(3 * SHARE)))
 """Numbers of the layouts that every run has."""
 
 
