@@ -47,7 +47,7 @@ tie_embeddings: false
 LAYOUTS = {"tp": [4, 2, 2, 1, 1], "pp": [1, 2, 1, 2, 1], "zero_stage": [0, 0, 1, 2, 3]}
 GRID = """
 cluster: two_a_node
-axes: {{model: tiny4, world_size: 4, micro_batch_size: 1, global_batch_size: 8, seq_len: 128, precision: fp32}}
+axes: {{model: tiny4, world_size: 4, micro_batch_size: 1, global_batch_size: 4, seq_len: 64, precision: fp32}}
 zip: {{layouts: {layouts}}}
 derive: {{dp: world_size / (tp * pp)}}
 """
