@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pool import Pool
-from tests.sampling import SEED, drawn_part, seconds_of, some_of
+from tests.sampling import LONG_SECONDS, SEED, USUAL_SECONDS, drawn_part, seconds_of, some_of, stays
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     # Workers of pytest-xdist use every core. More threads in one of them only wait for one another, at full speed.
@@ -88,20 +88,42 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _leave_to_exhaustive_runs(items: list[pytest.Item]) -> None:
-    """Of a file marked ``drawn`` a part of the slow test functions, drawn by the seed, stays in an ordinary run."""
+    """Of a file marked ``drawn`` a part of the slow test functions, drawn by the seed, stays in an ordinary run. Where
+    samples are shared (`tests.sampling.SHARE`), so are tests that take long and no sample is of."""
     slow: dict[str, dict[str, list[pytest.Item]]] = {}
     for item in items:
-        if item.get_closest_marker("drawn") and any(map(item.get_closest_marker, ("slow", "browser", "slurm"))):
+        if any(map(item.get_closest_marker, ("slow", "browser", "slurm"))):
             file, _, test = item.nodeid.partition("::")
             slow.setdefault(file, {}).setdefault(test.partition("[")[0], []).append(item)
     for file, of_function in slow.items():
+        drawn = [name for name, of_name in of_function.items() if of_name[0].get_closest_marker("drawn")]
         for name, of_name in of_function.items():
-            mark = of_name[0].get_closest_marker("drawn")
-            assert mark is not None
-            if name not in some_of(of_function, mark.kwargs["one_in"], file):
-                for item in of_name:
-                    if not item.get_closest_marker("exhaustive"):
-                        item.add_marker("exhaustive")
+            if (mark := of_name[0].get_closest_marker("drawn")) is None:
+                left = [] if any(map(_is_exhaustive, of_name)) else filter(_is_left_out, of_name)
+            elif mark.kwargs.get("whole"):
+                left = [] if stays(file, mark.kwargs["one_in"]) else of_name
+            else:
+                left = [] if name in some_of(drawn, mark.kwargs["one_in"], file) else of_name
+            for item in left:
+                if not _is_exhaustive(item):
+                    item.add_marker(pytest.mark.exhaustive(seconds=_seconds_if_slow(item) or USUAL_SECONDS))
+
+
+def _is_exhaustive(item: pytest.Item) -> bool:
+    return item.get_closest_marker("exhaustive") is not None
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    """Whether the test takes long and the seed does not leave it in this run."""
+    mark = item.get_closest_marker("slow")
+    always = mark is not None and mark.kwargs.get("always", False)
+    return not always and _seconds_if_slow(item) >= LONG_SECONDS and not stays(item.nodeid)
+
+
+def _seconds_if_slow(item: pytest.Item) -> float:
+    """What the mark ``slow`` says of the test's time; 0 without a word of it."""
+    mark = item.get_closest_marker("slow")
+    return float(mark.kwargs.get("seconds", 0.0)) if mark is not None else 0.0
 
 
 def _keep_part(config: pytest.Config, items: list[pytest.Item], part: str) -> None:
@@ -168,8 +190,8 @@ def _weight(item: pytest.Item) -> int:
         return 0
     if item.get_closest_marker("exhaustive"):
         return int(10 * seconds_of(item))
-    if (slow := item.get_closest_marker("slow")) and "seconds" in slow.kwargs:
-        return int(10 * slow.kwargs["seconds"])
+    if seconds := _seconds_if_slow(item):
+        return int(10 * seconds)
     weights = {"slurm": 1000, "slow": 20, "browser": 10}
     return next((weight for mark, weight in weights.items() if item.get_closest_marker(mark)), 1)
 

@@ -22,6 +22,7 @@ import multiprocessing.context
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import time
 import traceback
@@ -36,7 +37,8 @@ from typing import Any
 PRELOAD = [
     *("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.checkpoint"),
     *("torch.distributed.tensor.debug", "workloads.measuring.step", "workloads.parity.training"),
-    *("torch.testing._internal.distributed.fake_pg", "workloads.rehearse"),
+    *("torch.testing._internal.distributed.fake_pg", "workloads.rehearse", "tests.workloads.engine.parity"),
+    "tests.frozen",
 ]
 """Modules that processes of tests need, imported once before they are forked. FSDP imports ``torch._dynamo`` at its
 first use, which costs each process over a second."""
@@ -199,9 +201,7 @@ def _serve(pipe: Connection, folder: str) -> None:
         importlib.import_module(module)
     faulthandler.register(signal.SIGUSR1, file=_stack_file(folder, os.getpid()).open("w"), all_threads=True)
     torch.set_num_threads(1)
-    # Objects of imported modules are never garbage: without them a collection is thirty times faster.
-    gc.collect()
-    gc.freeze()
+    _forget_garbage()
     pipe.send("ready")
     while True:
         try:
@@ -280,4 +280,18 @@ def _forget_meshes() -> None:
             found = getattr(found, name, None)
         if found is not None:
             found()
+    _forget_garbage()
+
+
+_looked_at = 0
+"""Modules that were imported when their objects were last taken out of later collections."""
+
+
+def _forget_garbage() -> None:
+    """Objects of imported modules are never garbage: without them a collection is thirty times faster. Jobs import more
+    of them: compiled layers have Inductor's."""
+    global _looked_at
     gc.collect()
+    if len(sys.modules) != _looked_at:
+        gc.freeze()
+        _looked_at = len(sys.modules)

@@ -14,9 +14,12 @@ import pytest
 SEED = os.environ.setdefault("TESTS_SEED", date.today().isoformat())
 """Today's date unless ``TESTS_SEED`` is given. Workers of pytest-xdist get that of the process that starts them."""
 SHARE = float(os.environ.get("TESTS_SHARE", "1"))
-"""Part of every sample that stays in the run: 0.5 halves all of them (CI); every kind of a sample stays."""
+"""Part of every sample that stays in the run: 0.5 halves all of them (CI); every kind of a sample stays. Of what takes
+`LONG_SECONDS` or more each case or test stays with this probability, so a run may have none of a few."""
 USUAL_SECONDS = 3.0
 """How long a test marked ``exhaustive`` takes unless the mark says so: ``exhaustive(seconds=20)``."""
+LONG_SECONDS = 2.0
+"""From here on a test is long: one in forty is, and these take half of all tests' time."""
 
 
 def sampled(
@@ -27,10 +30,13 @@ def sampled(
     kinds: Callable[[Any], Iterable[Hashable]] | None = None,
 ) -> list[Any]:
     """Parameters of a test (a tuple: of several arguments): ``count`` of them, drawn by the seed, in every run, the
-    others only in exhaustive ones. ``kinds`` of a value: every draw has each of them, if need be with more values."""
-    order = random.Random(SEED).sample(range(len(values)), len(values))
+    others only in exhaustive ones. ``kinds`` of a value: every draw has each of them, if need be with more values.
+    ``seconds``: how long one takes; of long ones a share of ``count`` that is not whole is rounded by the seed."""
+    draw = random.Random(SEED)
+    order = draw.sample(range(len(values)), len(values))
+    wanted = math.floor(count * SHARE + draw.random()) if seconds >= LONG_SECONDS else math.ceil(count * SHARE)
     drawn = _of_every_kind([(n, set(kinds(values[n]))) for n in order]) if kinds is not None else []
-    drawn += [n for n in order if n not in drawn][: max(math.ceil(count * SHARE) - len(drawn), 0)]
+    drawn += [n for n in order if n not in drawn][: max(wanted - len(drawn), 0)]
     others = pytest.mark.exhaustive(seconds=seconds)
     words = [value if isinstance(value, tuple) else (value,) for value in values]
     return [pytest.param(*of_one, marks=() if n in drawn else others) for n, of_one in enumerate(words)]
@@ -51,6 +57,11 @@ def some_of(names: Iterable[str], one_in: int, salt: str = "") -> set[str]:
     """About one in so many of the names, drawn by the seed and the ``salt``; at least one."""
     order = sorted(set(names))
     return set(random.Random(f"{SEED}/{salt}").sample(order, math.ceil(len(order) * SHARE / one_in)))
+
+
+def stays(name: str, one_in: int = 1) -> bool:
+    """Whether the seed leaves what is named in this run: one in so many runs has it, a `SHARE` of them in CI."""
+    return random.Random(f"{SEED}/{name}").random() * one_in < SHARE
 
 
 def seconds_of(item: pytest.Item) -> float:

@@ -117,7 +117,7 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_sweeps_on_the_command_lines_can_be_composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = []
     for path in WRITTEN_BY_HAND:

@@ -99,6 +99,7 @@ def pid_of_training_rank(
     raise AssertionError(f"{point} did not start training")
 
 
+@pytest.mark.slow(seconds=25, always=True)
 def test_every_outcome_is_a_row_and_the_report_tells(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = conf.parent / "results" / "faults"
     running = sweep(conf)

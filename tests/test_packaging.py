@@ -81,7 +81,7 @@ GPU = declared([*EXTRAS["gpu"], *EXTRAS["engine"]])
 DEVELOPMENT = declared(PROJECT["optional-dependencies"]["dev"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 def test_every_dependency_is_imported() -> None:
     shipped, tests = imported(PACKAGES), imported(("tests",))
     assert {name for name, module in {**RUNTIME, **GPU}.items() if module not in shipped} == set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import _leave_to_exhaustive_runs
-from tests.sampling import USUAL_SECONDS, drawn_part, sampled, seconds_of, some_of
+from tests.sampling import LONG_SECONDS, USUAL_SECONDS, drawn_part, sampled, seconds_of, some_of, stays
 
 pytest_plugins = ["pytester"]
 
@@ -18,10 +18,20 @@ def whole_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_share_of_samples_keeps_every_kind_and_one_case_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.sampling.SHARE", 0.5)
-    drawn = [sum(not one.marks for one in sampled(range(40), count)) for count in (1, 3, 10)]
+    drawn = [sum(not one.marks for one in sampled(range(40), count, seconds=1.0)) for count in (1, 3, 10)]
     assert drawn == [1, 2, 5]
     assert sum(not one.marks for one in sampled(range(40), 4, kinds=lambda n: [n % 3])) == 3
     assert [len(some_of("abcdef", one_in)) for one_in in (2, 9)] == [2, 1]
+
+
+def test_of_long_cases_a_share_that_is_not_whole_is_rounded_by_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.sampling.SHARE", 0.5)
+    found: dict[int, set[int]] = {1: set(), 2: set(), 3: set()}
+    for seed in range(40):
+        monkeypatch.setattr("tests.sampling.SEED", str(seed))
+        for count in found:
+            found[count].add(sum(not one.marks for one in sampled(range(40), count, seconds=LONG_SECONDS)))
+    assert found == {1: {0, 1}, 2: {1}, 3: {1, 2}}
 
 
 def test_what_is_not_drawn_is_left_to_exhaustive_runs() -> None:
@@ -70,6 +80,50 @@ def test_a_file_keeps_a_part_of_its_slow_tests(pytester: pytest.Pytester) -> Non
     left = [item.name for item in items if not item.get_closest_marker("exhaustive")]
     (kept,) = some_of(["test_a", "test_b", "test_c"], 3, items[0].nodeid.partition("::")[0])
     assert left == [item.name for item in items if item.name.startswith(kept)], "whole functions"
+
+
+LONG = """
+import pytest
+@pytest.mark.slow(seconds=9)
+@pytest.mark.parametrize("n", range(20))
+def test_long(n): pass
+@pytest.mark.slow(seconds=9, always=True)
+def test_always(): pass
+@pytest.mark.slow(seconds=9)
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_sampled(n): pass
+@pytest.mark.slow
+def test_usual(): pass
+"""
+
+
+@pytest.mark.slow
+def test_where_samples_are_shared_so_are_tests_that_take_long(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = pytester.getitems(LONG)
+    _leave_to_exhaustive_runs(items)
+    assert len([item for item in items if not item.get_closest_marker("exhaustive")]) == len(items) - 1
+    monkeypatch.setattr("tests.sampling.SHARE", 0.5)
+    _leave_to_exhaustive_runs(items)
+    left = [item for item in items if item.get_closest_marker("exhaustive")]
+    long = [item for item in items if item.name.startswith("test_long")]
+    assert left == [*(item for item in long if not stays(item.nodeid)), items[-2]] and 4 < len(left) < 18
+    assert {seconds_of(item) for item in left[:-1]} == {9.0}, "what a part of the exhaustive tests reckons with"
+
+
+@pytest.mark.slow
+def test_a_file_of_one_expensive_start_stays_whole_or_not_at_all(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = DRAWN.replace("one_in=3", "one_in=2, whole=True")
+    counts = set()
+    for seed in range(20):
+        monkeypatch.setattr("tests.sampling.SEED", str(seed))
+        items = pytester.getitems(text)
+        _leave_to_exhaustive_runs(items)
+        counts.add(sum(item.get_closest_marker("exhaustive") is None for item in items))
+    assert counts == {0, 6}
 
 
 @pytest.fixture

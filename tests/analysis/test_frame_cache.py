@@ -55,7 +55,7 @@ def test_results_of_a_frame_that_is_gone_are_not_kept() -> None:
     assert result() is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_a_report_ranks_its_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures, claims and sentences start from the same table; the study's labels group our rows as workloads do."""
     points = list(synthetic.experiments(synthetic.MODELS[:1], (1, 2, 4), (1, 4)))

@@ -58,7 +58,7 @@ def give(data: dict[str, Any], templates: Path) -> None:
     (templates / "page" / "given.js").write_text(text)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_the_scripts_keep_their_types_and_python_gives_what_they_say(
     compiler: list[str], templates: Path, data: dict[str, Any]
 ) -> None:
@@ -66,7 +66,7 @@ def test_the_scripts_keep_their_types_and_python_gives_what_they_say(
     assert checked(compiler, templates) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_wrong_types_of_scripts_and_of_data_are_found(
     compiler: list[str], templates: Path, data: dict[str, Any]
 ) -> None:

@@ -38,7 +38,7 @@ def test_of_equal_groups_the_smallest_batch_then_the_first_precision_by_name() -
     assert kept(rows((None, None), (None, None), (8, "bf16"))) == [0, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_the_fastest_of_any_precision_is_not_the_answer_until_it_is_asked_for() -> None:
     part = next(part for part in recorded_cohorts() if part.slug == "measured-h200")
     mixed = 0

@@ -28,6 +28,7 @@ from workloads.spec.experiment import Experiment, from_json
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow(seconds=2)
 def test_recorded_rows_peaks_of_the_first_steps_are_near_the_closed_form() -> None:
     found = [memory_timeline.timeline(cohort.frame) for cohort in recorded_cohorts()]
     known = [one for one in found if one is not None and one.measured_peaks]

@@ -240,21 +240,36 @@ def test_out_that_is_a_file_is_one_line(sweep: Path, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+WAITING = """
+import sys, time
+from pathlib import Path
+from analysis import report
+from analysis.page import draw_figures
+
+def drawn_and_waiting(*figure, drawn=draw_figures._drawn):
+    found = drawn(*figure)
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.01)
+    return found
+
+draw_figures._drawn = drawn_and_waiting
+sys.exit(report.main(sys.argv[2:]))
+"""
+"""A report whose processes each draw a figure and then wait for a file."""
+
+
 def test_ctrl_c_is_one_line_and_leaves_the_earlier_report(sweep: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    out, go_on = tmp_path / "out", tmp_path / "go on"
     report.build(sweep, out, QUICK)
-    for _ in range(8):
-        before = files_of(out)
-        running = subprocess.Popen(
-            command(sweep, "--out", out), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        deadline = time.monotonic() + 60
-        while not list(out.glob(".unfinished-*/figures/*")) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        os.killpg(running.pid, signal.SIGINT)  # as a terminal sends it: to every process
-        _, told = running.communicate(timeout=150)
-        if running.returncode:  # 0: a busy machine let the report end before this process sent the signal
-            break
+    before = files_of(out)
+    words = [sys.executable, "-c", WAITING, str(go_on), str(sweep), "--out", str(out)]
+    running = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not list(out.glob(".unfinished-*/figures/*")):
+        assert running.poll() is None, running.communicate()
+        time.sleep(0.02)
+    os.killpg(running.pid, signal.SIGINT)  # as a terminal sends it: to every process
+    go_on.touch()
+    _, told = running.communicate(timeout=150)
     assert running.returncode == 130
     assert told.splitlines()[-1] == "error: interrupted; an earlier report is unchanged"
     assert "Traceback" not in told

@@ -79,6 +79,7 @@ SAID = {
 }
 
 
+@pytest.mark.slow(seconds=2)
 def test_a_split_backward_is_said_to_be_halved(browser: Browser, tmp_path: Path, frame: pd.DataFrame) -> None:
     page = written(load(SWEEP), tmp_path)
     for schedule, (said, unsaid) in SAID.items():

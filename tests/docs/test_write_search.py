@@ -39,7 +39,7 @@ def _words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_the_sections_are_what_the_commands_say(page: Path, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert write_search.main([str(rows)]) == 0
     text = page.read_text()

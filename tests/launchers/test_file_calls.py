@@ -41,6 +41,7 @@ def test_the_calls_do_not_grow_with_the_ranks(rate: Callable[[int], Rate]) -> No
     assert high < 1.5 * low
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_point_costs_few_calls(tmp_path: Path) -> None:
     few, many = (sum(calls_a_point(tmp_path / str(count), count).values()) for count in (4, 12))
     assert few <= 56 and many <= 56  # 15 of them pack the attempt, beside the next point

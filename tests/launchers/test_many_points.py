@@ -12,6 +12,7 @@ from tests.launchers.many_points import ManyPoints, jobs
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.slow(seconds=3)
 def test_only_the_first_command_opens_a_file_for_each_point(tmp_path: Path) -> None:
     many = ManyPoints(tmp_path, LEAST)
     first = many.run("--detach")

@@ -30,6 +30,7 @@ sys.exit(command.main(run_rank=run_rank))
 """
 
 
+@pytest.mark.slow(seconds=4)
 def test_a_copy_of_a_running_sweep_runs_by_itself_and_leaves_the_original_alone(
     sweep: SweepDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

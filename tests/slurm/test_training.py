@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from launchers.state.submissions import all_submissions, log_dir
 from launchers.state.sweep_dir import SweepDir
 from results.tables.probes import load_probe
 from results.tables.store import read_attempts
-from tests.sampling import SEED
+from tests.sampling import SEED, SHARE
 from tests.slurm.lab import Lab
 from tests.slurm.lab.lab import CHECKOUT
 
@@ -46,13 +47,13 @@ tie_embeddings: false
 LAYOUTS = {"tp": [4, 2, 2, 1, 1], "pp": [1, 2, 1, 2, 1], "zero_stage": [0, 0, 1, 2, 3]}
 GRID = """
 cluster: two_a_node
-axes: {{model: tiny4, world_size: 4, micro_batch_size: 1, global_batch_size: 8, seq_len: 128, precision: fp32}}
+axes: {{model: tiny4, world_size: 4, micro_batch_size: 1, global_batch_size: 4, seq_len: 64, precision: fp32}}
 zip: {{layouts: {layouts}}}
 derive: {{dp: world_size / (tp * pp)}}
 """
 
 
-DRAWN = sorted(random.Random(SEED).sample(range(5), 3))
+DRAWN = sorted(random.Random(SEED).sample(range(5), math.ceil(3 * SHARE)))
 """Numbers of the layouts that every run has."""
 
 

@@ -230,7 +230,7 @@ def test_every_precision_has_a_dtype_and_a_size() -> None:
         assert compute_dtype(experiment(precision=precision)).itemsize == size
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_what_every_rank_needs_is_imported_before_the_ranks_are_forked(tmp_path: Path) -> None:
     """FSDP imports torch._dynamo at its first use, which costs each rank more than a second."""
     code = (

@@ -338,14 +338,15 @@ _tests_of_all = compile_tests(
 
 def violations(experiment: Experiment, cluster: ClusterSpec) -> list[Violation]:
     """Every rule that the experiment breaks on this cluster; empty if it can run."""
-    held = _tests_of_all(*layout_values(experiment), *cluster_values(cluster))
+    values = (*layout_values(experiment), *cluster_values(cluster))
+    held = _tests_of_all(*values)
     others = [Violation(_SUPPORTED.name, sentence) for sentence in refused(experiment, cluster.backend)]
     if not held:
         return others
     broken = [_STATED[at] for at in held if at < len(_STATED)]
     if held[-1] >= len(_STATED):
         broken.append(_SUPPORTED)
-    names = names_of(experiment, cluster)
+    names = _named(values)
     return [*(Violation(rule.name, rule.message.fill(names)) for rule in broken), *others]
 
 
@@ -371,7 +372,10 @@ def _lacking(names: Mapping[str, Any]) -> list[str]:
 
 def names_of(experiment: Experiment, cluster: ClusterSpec) -> dict[str, Any]:
     """Values that a rule may read, by name: fields of experiment, model and cluster, `DERIVED` and ``lacking``."""
-    values = (*layout_values(experiment), *cluster_values(cluster))
+    return _named((*layout_values(experiment), *cluster_values(cluster)))
+
+
+def _named(values: tuple[Any, ...]) -> dict[str, Any]:
     names = _with_derived(dict(zip((*LAYOUT_NAMES, *CLUSTER_NAMES), values, strict=True)))
     names["lacking"] = _lacking(names)
     return names

@@ -139,7 +139,7 @@ def test_every_point_ends_once_wherever_pilots_die(block: int, tmp_path: Path, m
             check(sweep, attempts.runs)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 def test_real_pilots_on_failing_files_run_each_point_exactly_once(
     sweep: SweepDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

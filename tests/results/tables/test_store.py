@@ -93,7 +93,7 @@ def _pilot(sweep: Path, name: str, count: int) -> None:
             store.compact(sweep, wait_s=0.0)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_two_pilots_write_and_compact_at_once_while_a_reader_reads(sweep: Path) -> None:
     count = 30
     context = multiprocessing.get_context("fork")

@@ -153,7 +153,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--out" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=7)
 def test_plan_of_the_study_is_quick_and_needs_no_torch() -> None:
     program = (
         "import sys, time\n"

@@ -192,7 +192,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
 def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
     theirs = SweepDir.create(tmp_path / "theirs" / "tiny", {})

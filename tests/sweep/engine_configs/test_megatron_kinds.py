@@ -31,6 +31,8 @@ installed = pytest.mark.skipif(
     not folder().is_dir() or importlib.util.find_spec("triton") is None,
     reason=f"megatron-core {VERSION} or triton not installed ({__package__}/packages)",
 )
+ALL_OR_NONE = pytest.mark.drawn(one_in=1, whole=True)
+"""One start of Megatron, which takes most of the time, reads for all of them."""
 FIELDS: Mapping[str, Any] = {"dp": 4, "zero_stage": 1, "ep": 2, "global_batch_size": 8}
 STAGES: Mapping[str, Any] = {"dp": 2, "zero_stage": 1, "pp": 2, "global_batch_size": 8}
 CHOSEN = {
@@ -123,6 +125,8 @@ def expected(e: Experiment) -> dict[str, Any]:
 
 
 @installed
+@pytest.mark.slow
+@ALL_OR_NONE
 @pytest.mark.parametrize("name", CHOSEN)
 def test_it_takes_what_is_exported(name: str) -> None:
     e, found = CHOSEN[name], read()[name]
@@ -151,6 +155,8 @@ def symbols(layers: list[Layer]) -> str:
 
 
 @installed
+@pytest.mark.slow
+@ALL_OR_NONE
 def test_what_is_written_could_not_be_left_out() -> None:
     assert "AssertionError" in read()["two activations"]["refused"]
     assert "multiple of" in read()["heads of two"]["refused"]

@@ -83,7 +83,7 @@ CHOSEN |= OF_OPTIMIZERS
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.drawn(one_in=2),
+    pytest.mark.drawn(one_in=1, whole=True),
     pytest.mark.skipif(
         not folder().is_dir() or importlib.util.find_spec("triton") is None,
         reason=f"megatron-core {VERSION} or triton not installed ({__package__}/packages)",

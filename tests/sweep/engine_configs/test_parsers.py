@@ -57,7 +57,7 @@ TRANSFORMERS = {name: e for name, e in LAYOUTS.items() if name not in REFUSED["t
     "mixtral": layout("mixtral_8x7b", dp=8, zero_stage=3, routing="learned", precision="fp16", global_batch_size=8),
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
+pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=2, whole=True)]
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:

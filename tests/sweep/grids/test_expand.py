@@ -208,7 +208,7 @@ def test_a_world_size_that_only_filters_leave_out_is_no_error() -> None:
     assert {point.experiment.world_size for point in expansion.points} == {2}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_a_hundred_thousand_points_in_a_few_seconds() -> None:
     def expanded() -> None:
         expansion = grid(

@@ -76,7 +76,7 @@ def test_logs_of_a_shipped_row_say_where_its_row_is(capsys: pytest.CaptureFixtur
     assert ANCHOR in told and "logs:" not in told
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_explain_finds_or_points_to_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", ANCHOR]) == 0
     capsys.readouterr()

@@ -181,6 +181,7 @@ def test_a_layout_that_fits_with_no_choice_says_so_in_numbers(cluster: ClusterSp
     assert "\n" not in chosen.why
 
 
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("axis", ["recompute", "activation_offload"])
 def test_a_budget_that_nothing_fits_names_what_gives_room_on_a_device(axis: str) -> None:
     plan = planned(*ONE_POINT, f"grid.axes.{axis}=auto", "+grid.axes.memory_budget=9")

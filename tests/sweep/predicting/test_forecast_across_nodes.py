@@ -84,6 +84,7 @@ def test_rows_whose_step_is_mostly_network_teach_nothing_about_the_rest() -> Non
     assert all(one.step_time_s <= measured[one.experiment.id] for one in learned)
 
 
+@pytest.mark.slow(seconds=2)
 def test_a_probes_network_takes_the_place_of_tiers_as_of_links() -> None:
     short = compose_sweep(TWO_NODES, ConfFolders((LAB / "conf",))).cluster
     known = read_known(short, LAB / "recorded")

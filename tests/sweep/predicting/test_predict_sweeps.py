@@ -56,7 +56,7 @@ def test_rows_of_a_sweep_are_a_table_and_our_engine_needs_no_calibration() -> No
         assert found["step_time_s"].astype(float).tolist() == pytest.approx(rows["step_time_s"].tolist())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_another_engine_is_predicted_only_once_its_own_rows_are_there() -> None:
     theirs, ours = attempts_of("torchtitan", 2.0), attempts_of("ultrasweep")
     for calibration in (None, ours):

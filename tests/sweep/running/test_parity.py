@@ -98,7 +98,7 @@ def test_a_machine_with_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> No
 SMALL = ["model=tiny", "model.num_layers=2", "model.vocab_size=128", "seq_len=32"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=4)
 def test_two_right_layouts_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parity", *SMALL, "precision=bf16", "--right", "tp=2", "--steps", "1"]) == 0
     said = capsys.readouterr().out

@@ -37,7 +37,7 @@ def test_the_share_of_every_rate_is_that_of_the_cluster() -> None:
     assert scaled(unknown, {MATMUL: 0.5, BETWEEN: 0.5}) == unknown
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 def test_a_slow_pilot_is_told_from_a_slow_layout(tmp_path: Path) -> None:
     search = searched(tmp_path)
     one = search.planned.points[0].experiment

@@ -6,15 +6,106 @@ of values of two axes is in some layout that the rules allow, and no layout is w
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator
 from itertools import combinations
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 from tests.workloads.engine.parity import experiment
 from workloads.rules.layout_rules import lacking, layout_violations
-from workloads.spec.experiment import Experiment
+from workloads.spec.experiment import Experiment, Recompute
+
+OF_DENSE = [kind for kind in get_args(Recompute) if "experts" not in kind]
+FEW_RANKS = [
+    experiment(),
+    *(experiment(dp=2, zero_stage=zero, micro_batch_size=2) for zero in range(4)),
+    experiment(tp=2),
+    experiment(tp=2, sequence_parallel=False, recompute="full"),
+    *(experiment(cp=2, cp_kind=kind, micro_batch_size=2) for kind in ("ring", "allgather", "ulysses")),
+    experiment(cp=2, zero_stage=3, micro_batch_size=2),
+    *(experiment(pp=2, pp_schedule=schedule, micro_batch_size=2) for schedule in ("gpipe", "1f1b")),
+    experiment(pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, micro_batch_size=2, tie=True),
+    experiment(pp=2, pp_schedule="interleaved_zero_bubble", virtual_stages=2, micro_batch_size=2),
+    experiment(pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, micro_batch_size=2, tie=True),
+    experiment(pp=2, pp_schedule="dualpipe_v", virtual_stages=2, micro_batch_size=1),
+    experiment(pp=2, pp_stages="E|tttttL", micro_batch_size=2, tie=True),
+    experiment(tp=2, pad_vocab_to=100, micro_batch_size=2),  # of 96 rows; every second one of 200 stands for no token
+    experiment(pad_vocab_to=40, dp=2, zero_stage=3, tie=True, pp=2, pp_schedule="gpipe", micro_batch_size=2),
+    experiment(pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, pp_stages="E|t|tttt|L", micro_batch_size=2),
+    *(experiment(qk_norm=True, micro_batch_size=2, recompute=kind) for kind in OF_DENSE if "mla" not in kind),
+    *(experiment(micro_batch_size=2, recompute="full", recompute_every=every) for every in (2, 4)),
+    # The plain formulas keep values as they are; on a CPU the fused kernel keeps them padded, which no recipe makes.
+    *(experiment(latent=16, micro_batch_size=2, recompute=kind, attention="math") for kind in OF_DENSE),
+    experiment(latent=0, tp=2, micro_batch_size=2, recompute="norm+mla_up", attention="math"),
+    experiment(latent=16, tp=2, sequence_parallel=False, micro_batch_size=2, recompute="mla_up", attention="math"),
+    *(experiment(latent=queries, tp=2, sequence_parallel=sp) for queries in (16, 0) for sp in (True, False)),
+]
+"""Each axis alone, on at most two ranks."""
+ODD = [
+    experiment(tie=True, dp=2, zero_stage=3, micro_batch_size=2),
+    experiment(dp=3, zero_stage=3, global_batch_size=12, micro_batch_size=2, qk_norm=True, recompute="selective"),
+    experiment(cp=3, zero_stage=2, tp=2, micro_batch_size=2).replace(seq_len=12),
+    experiment(pp=3, micro_batch_size=2, qk_norm=True),
+    experiment(pp=3, micro_batch_size=4),
+    experiment(pp=3, pp_schedule="gpipe", micro_batch_size=2),
+    experiment(pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, micro_batch_size=4, global_batch_size=12),
+    experiment(dp=4, zero_stage=2, micro_batch_size=1),
+    experiment(dp_replicate=2, dp_shard=2, zero_stage=2, pp=2, pp_schedule="interleaved_zero_bubble"),
+    experiment(dp_replicate=2, dp_shard=2, zero_stage=3, pp=2, pp_schedule="dualpipe_v", virtual_stages=2),
+]
+"""Degrees and numbers of micro-batches that are no powers of 2; fewer micro-batches than stages."""
+
+
+def with_equal_heads(case: Experiment) -> Experiment:
+    """Values as large as queries and keys: else the CPU's kernel pads the values, so that it saves something else than
+    the up-projection's output, and nothing is recomputed. A GPU's kernels take them as they are."""
+    mla = case.model.mla
+    assert mla is not None
+    equal = dataclasses.replace(mla, v_head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim)
+    return case.replace(model=dataclasses.replace(case.model, mla=equal))
+
+
+OF_MESSAGES = [
+    experiment(dp=2, zero_stage=3, micro_batch_size=1, tie=True),
+    experiment(dp=2, zero_stage=2, micro_batch_size=1, tie=True, tp=2),
+    *(
+        experiment(dp=2, zero_stage=zero, pp=2, pp_schedule=schedule, micro_batch_size=1)
+        for zero in (1, 3)
+        for schedule in ("gpipe", "1f1b")
+    ),
+    experiment(dp=2, zero_stage=3, pp=3, micro_batch_size=1, recompute="full"),
+    experiment(dp_replicate=2, dp_shard=2, zero_stage=3, tp=2, micro_batch_size=1, qk_norm=True),
+    experiment(dp_replicate=2, dp_shard=2, zero_stage=2, pp=2, micro_batch_size=1, tie=True),
+    experiment(dp=2, tp=2, pp=2, sequence_parallel=False, micro_batch_size=2, recompute="full", qk_norm=True),
+    experiment(tp=2, recompute="full", micro_batch_size=2),
+    experiment(tp=2, recompute="selective", micro_batch_size=2, sequence_parallel=False),
+    # Of 5 layers on two stages, those of the second are not recomputed.
+    *(
+        experiment(tp=2, pp=2, pp_split="even", recompute="full", recompute_every=5, sequence_parallel=sp, rounds=2)
+        for sp in (True, False)
+    ),
+    experiment(cp=2, dp=2, zero_stage=3, recompute="full", recompute_every=3, micro_batch_size=2),
+    experiment(tp=2, recompute="norm+rope", micro_batch_size=2),
+    experiment(tp=2, micro_batch_size=2, sequence_parallel=False),
+    *(
+        experiment(latent=queries, tp=2, micro_batch_size=2, sequence_parallel=sp, recompute=kind)
+        for queries in (16, 0)
+        for sp in (True, False)
+        for kind in ("none", "selective", "full")
+    ),
+    *(
+        with_equal_heads(experiment(latent=queries, tp=2, micro_batch_size=2, recompute=kind, recompute_every=2))
+        for queries in (16, 0)
+        for kind in ("mla_up", "norm+mla_up", "selective+mla_up")
+    ),
+    *(
+        experiment(latent=16, cp=2, cp_kind=kind, tp=2, zero_stage=3, micro_batch_size=2)
+        for kind in ("ring", "allgather", "ulysses")
+    ),
+]
+"""Layouts whose messages are special: with several micro-batches FSDP gathers units that it does not need any more."""
 
 Layout = dict[str, Any]
 Pair = tuple[tuple[str, int], tuple[str, int]]

@@ -16,7 +16,9 @@ from tests.pool import Pool
 from tests.workloads.engine import reference
 from tests.workloads.engine.kind_models import kind_model
 from tests.workloads.engine.traffic_checks import Count, check_counts, counting
+from workloads.engine.collectives.groups import Groups
 from workloads.engine.training import optimizer
+from workloads.engine.training.build import Engine, build
 from workloads.parity import training
 from workloads.parity.shards import Shard, put_together
 from workloads.parity.training import RankTrace
@@ -60,6 +62,29 @@ def compiled_by(backend: str) -> Iterator[None]:
     finally:
         torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
         torch._dynamo.reset()
+
+
+def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, *how: Any) -> RankTrace:
+    with compiled_by("aot_eager"):
+        return train_rank(rank, case, steps, device, *how)
+
+
+def train_inductor_rank(rank: int, *args: Any) -> RankTrace:
+    try:
+        return train_rank(rank, *args)
+    finally:
+        torch._dynamo.reset()
+
+
+def train_prepared_rank(rank: int, case: Experiment, steps: int, device: str, *how: Any) -> RankTrace:
+    """With what GPUs do before the first step: connect the stages and run one micro-batch alone."""
+
+    def build_and_prepare(experiment: Experiment, groups: Groups) -> Engine:
+        engine = build(experiment, groups)
+        engine.pipeline.prepare()
+        return engine
+
+    return train_rank(rank, case, steps, device, *how, builder=build_and_prepare)
 
 
 def train_and_count(rank: int, body: Callable[..., RankTrace], *args: Any) -> tuple[RankTrace, Count]:

@@ -216,7 +216,7 @@ def compiled(rank: int, kind: ContextKind) -> list[float]:
     return differences
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled(gloo_pool: Pool, kind: ContextKind) -> None:
     """Ulysses in one graph; the others, which choose kernels by what they are given, with a break in it."""

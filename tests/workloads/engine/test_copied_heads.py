@@ -81,7 +81,7 @@ def test_copies_of_heads_equal_one_process(request: pytest.FixtureRequest, backe
     check_on(request, backend, case, CLIP_AT)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize(
     "layout", [{"tp": 2, "global_batch_size": 6}, {"tp": 4, "dp": 2, "zero_stage": 1, "global_batch_size": 8}], ids=str
 )

@@ -13,7 +13,7 @@ import torch
 
 from tests.pool import Pool
 from tests.sampling import sampled
-from tests.workloads.engine.parity import check, compiled_by, experiment, experts, train_rank
+from tests.workloads.engine.parity import check, experiment, experts, train_compiled_rank, train_rank
 from workloads.engine.ops.backend import Backend
 from workloads.parity.training import RankTrace
 from workloads.spec.experiment import Experiment
@@ -96,11 +96,6 @@ COMPILED = [
 def test_compiled_blocks(case: Experiment, gloo_pool: Pool) -> None:
     """Blocks are traced and differentiated ahead of time on both sides of attention, which is compiled by itself."""
     check(gloo_pool, case, body=train_compiled_rank)
-
-
-def train_compiled_rank(rank: int, *args: Any) -> RankTrace:
-    with compiled_by("aot_eager"):
-        return train_rank(rank, *args)
 
 
 FLEX = [

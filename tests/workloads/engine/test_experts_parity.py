@@ -8,8 +8,15 @@ import pytest
 
 from tests.pool import Pool
 from tests.sampling import sampled
-from tests.workloads.engine.parity import check, check_on, experiment, experts, on_backends
-from tests.workloads.engine.test_parity import train_compiled_rank, train_prepared_rank
+from tests.workloads.engine.parity import (
+    check,
+    check_on,
+    experiment,
+    experts,
+    on_backends,
+    train_compiled_rank,
+    train_prepared_rank,
+)
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec
 

@@ -216,7 +216,7 @@ def test_vocabulary_parallel_cross_entropy_on_nccl(nccl_pool: Pool) -> None:
 # Triton kernels: interpreted on the CPU at small sizes, compiled on a GPU at real ones
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("script", ["op_checks.py", "kind_op_checks.py"])
 def test_kernels_under_the_interpreter(script: str) -> None:
     triton = pytest.importorskip("triton")

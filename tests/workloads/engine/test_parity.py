@@ -7,124 +7,33 @@ the second step is what the closed form says.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 
 from tests.pool import Pool
 from tests.sampling import sampled
-from tests.workloads.engine.layouts import AXES, every_pair, larger
+from tests.workloads.engine.layouts import AXES, FEW_RANKS, ODD, OF_MESSAGES, every_pair, larger
 from tests.workloads.engine.parity import (
     STEPS,
     check,
     check_on,
-    compiled_by,
     experiment,
     on_backends,
+    train_compiled_rank,
+    train_inductor_rank,
+    train_prepared_rank,
     train_rank,
     trained_reference,
 )
-from workloads.engine.collectives.groups import Groups
-from workloads.engine.training.build import Engine, build
-from workloads.parity.training import RankTrace
-from workloads.spec.experiment import Experiment, Recompute
+from workloads.spec.experiment import Experiment
 
 CLIP_AT = 0.3
 """Below the gradient norms of these cases (about 0.75), so that clipping is compared too."""
-OF_DENSE = [kind for kind in get_args(Recompute) if "experts" not in kind]
-FEW_RANKS = [
-    experiment(),
-    *(experiment(dp=2, zero_stage=zero, micro_batch_size=2) for zero in range(4)),
-    experiment(tp=2),
-    experiment(tp=2, sequence_parallel=False, recompute="full"),
-    *(experiment(cp=2, cp_kind=kind, micro_batch_size=2) for kind in ("ring", "allgather", "ulysses")),
-    experiment(cp=2, zero_stage=3, micro_batch_size=2),
-    *(experiment(pp=2, pp_schedule=schedule, micro_batch_size=2) for schedule in ("gpipe", "1f1b")),
-    experiment(pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, micro_batch_size=2, tie=True),
-    experiment(pp=2, pp_schedule="interleaved_zero_bubble", virtual_stages=2, micro_batch_size=2),
-    experiment(pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, micro_batch_size=2, tie=True),
-    experiment(pp=2, pp_schedule="dualpipe_v", virtual_stages=2, micro_batch_size=1),
-    experiment(pp=2, pp_stages="E|tttttL", micro_batch_size=2, tie=True),
-    experiment(tp=2, pad_vocab_to=100, micro_batch_size=2),  # of 96 rows; every second one of 200 stands for no token
-    experiment(pad_vocab_to=40, dp=2, zero_stage=3, tie=True, pp=2, pp_schedule="gpipe", micro_batch_size=2),
-    experiment(pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, pp_stages="E|t|tttt|L", micro_batch_size=2),
-    *(experiment(qk_norm=True, micro_batch_size=2, recompute=kind) for kind in OF_DENSE if "mla" not in kind),
-    *(experiment(micro_batch_size=2, recompute="full", recompute_every=every) for every in (2, 4)),
-    # The plain formulas keep values as they are; on a CPU the fused kernel keeps them padded, which no recipe makes.
-    *(experiment(latent=16, micro_batch_size=2, recompute=kind, attention="math") for kind in OF_DENSE),
-    experiment(latent=0, tp=2, micro_batch_size=2, recompute="norm+mla_up", attention="math"),
-    experiment(latent=16, tp=2, sequence_parallel=False, micro_batch_size=2, recompute="mla_up", attention="math"),
-    *(experiment(latent=queries, tp=2, sequence_parallel=sp) for queries in (16, 0) for sp in (True, False)),
-]
-"""Each axis alone, on at most two ranks."""
-ODD = [
-    experiment(tie=True, dp=2, zero_stage=3, micro_batch_size=2),
-    experiment(dp=3, zero_stage=3, global_batch_size=12, micro_batch_size=2, qk_norm=True, recompute="selective"),
-    experiment(cp=3, zero_stage=2, tp=2, micro_batch_size=2).replace(seq_len=12),
-    experiment(pp=3, micro_batch_size=2, qk_norm=True),
-    experiment(pp=3, micro_batch_size=4),
-    experiment(pp=3, pp_schedule="gpipe", micro_batch_size=2),
-    experiment(pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, micro_batch_size=4, global_batch_size=12),
-    experiment(dp=4, zero_stage=2, micro_batch_size=1),
-    experiment(dp_replicate=2, dp_shard=2, zero_stage=2, pp=2, pp_schedule="interleaved_zero_bubble"),
-    experiment(dp_replicate=2, dp_shard=2, zero_stage=3, pp=2, pp_schedule="dualpipe_v", virtual_stages=2),
-]
-"""Degrees and numbers of micro-batches that are no powers of 2; fewer micro-batches than stages."""
 LARGER = every_pair(8) + larger(60, 8, 2)
 CASES = FEW_RANKS + ODD + LARGER
 ON_16_RANKS = larger(4, 16, 4)
-
-
-def with_equal_heads(case: Experiment) -> Experiment:
-    """Values as large as queries and keys: else the CPU's kernel pads the values, so that it saves something else than
-    the up-projection's output, and nothing is recomputed. A GPU's kernels take them as they are."""
-    mla = case.model.mla
-    assert mla is not None
-    equal = dataclasses.replace(mla, v_head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim)
-    return case.replace(model=dataclasses.replace(case.model, mla=equal))
-
-
-OF_MESSAGES = [
-    experiment(dp=2, zero_stage=3, micro_batch_size=1, tie=True),
-    experiment(dp=2, zero_stage=2, micro_batch_size=1, tie=True, tp=2),
-    *(
-        experiment(dp=2, zero_stage=zero, pp=2, pp_schedule=schedule, micro_batch_size=1)
-        for zero in (1, 3)
-        for schedule in ("gpipe", "1f1b")
-    ),
-    experiment(dp=2, zero_stage=3, pp=3, micro_batch_size=1, recompute="full"),
-    experiment(dp_replicate=2, dp_shard=2, zero_stage=3, tp=2, micro_batch_size=1, qk_norm=True),
-    experiment(dp_replicate=2, dp_shard=2, zero_stage=2, pp=2, micro_batch_size=1, tie=True),
-    experiment(dp=2, tp=2, pp=2, sequence_parallel=False, micro_batch_size=2, recompute="full", qk_norm=True),
-    experiment(tp=2, recompute="full", micro_batch_size=2),
-    experiment(tp=2, recompute="selective", micro_batch_size=2, sequence_parallel=False),
-    # Of 5 layers on two stages, those of the second are not recomputed.
-    *(
-        experiment(tp=2, pp=2, pp_split="even", recompute="full", recompute_every=5, sequence_parallel=sp, rounds=2)
-        for sp in (True, False)
-    ),
-    experiment(cp=2, dp=2, zero_stage=3, recompute="full", recompute_every=3, micro_batch_size=2),
-    experiment(tp=2, recompute="norm+rope", micro_batch_size=2),
-    experiment(tp=2, micro_batch_size=2, sequence_parallel=False),
-    *(
-        experiment(latent=queries, tp=2, micro_batch_size=2, sequence_parallel=sp, recompute=kind)
-        for queries in (16, 0)
-        for sp in (True, False)
-        for kind in ("none", "selective", "full")
-    ),
-    *(
-        with_equal_heads(experiment(latent=queries, tp=2, micro_batch_size=2, recompute=kind, recompute_every=2))
-        for queries in (16, 0)
-        for kind in ("mla_up", "norm+mla_up", "selective+mla_up")
-    ),
-    *(
-        experiment(latent=16, cp=2, cp_kind=kind, tp=2, zero_stage=3, micro_batch_size=2)
-        for kind in ("ring", "allgather", "ulysses")
-    ),
-]
-"""Layouts whose messages are special: with several micro-batches FSDP gathers units that it does not need any more."""
 
 
 def choices(case: Experiment) -> set[tuple[str, Any]]:
@@ -184,11 +93,6 @@ def test_bf16_stays_near_float64(gloo_pool: Pool, layout: dict[str, Any]) -> Non
         torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=2e-3, atol=0)
 
 
-def train_compiled_rank(rank: int, case: Experiment, steps: int, device: str, *how: Any) -> RankTrace:
-    with compiled_by("aot_eager"):
-        return train_rank(rank, case, steps, device, *how)
-
-
 TRACED_BLOCKS: list[dict[str, Any]] = [
     {"dp": 2, "zero_stage": 3, "micro_batch_size": 2, "recompute": "full"},
     {"tp": 2, "micro_batch_size": 4, "recompute": "selective"},
@@ -243,24 +147,6 @@ def test_blocks_that_inductor_compiles_stay_near_float64(gloo_pool: Pool, layout
     for trace in gloo_pool.run(train_inductor_rank, case.world_size, case, STEPS, "cpu", timeout_s=360):
         torch.testing.assert_close(trace.losses, expected.losses, rtol=1e-4, atol=0)
         torch.testing.assert_close(trace.grad_norms, expected.grad_norms, rtol=2e-3, atol=0)
-
-
-def train_inductor_rank(rank: int, *args: Any) -> RankTrace:
-    try:
-        return train_rank(rank, *args)
-    finally:
-        torch._dynamo.reset()
-
-
-def train_prepared_rank(rank: int, case: Experiment, steps: int, device: str, *how: Any) -> RankTrace:
-    """With what GPUs do before the first step: connect the stages and run one micro-batch alone."""
-
-    def build_and_prepare(experiment: Experiment, groups: Groups) -> Engine:
-        engine = build(experiment, groups)
-        engine.pipeline.prepare()
-        return engine
-
-    return train_rank(rank, case, steps, device, *how, builder=build_and_prepare)
 
 
 PREPARED: list[dict[str, Any]] = [

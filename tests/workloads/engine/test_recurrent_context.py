@@ -10,8 +10,7 @@ import pytest
 from tests.pool import Pool
 from tests.sampling import sampled
 from tests.workloads.engine.kind_models import DIVIDED, RECURRENT
-from tests.workloads.engine.parity import check, check_on, compiled_by, experiment, on_backends, train_rank
-from workloads.parity.training import RankTrace
+from tests.workloads.engine.parity import check, check_on, experiment, on_backends, train_compiled_rank
 from workloads.spec.experiment import Experiment
 
 CLIP_AT = 0.3
@@ -78,8 +77,3 @@ COMPILED = [
 def test_compiled_blocks(case: Experiment, gloo_pool: Pool) -> None:
     """Blocks are traced and differentiated ahead of time on both sides of exchange and recurrence."""
     check(gloo_pool, case, body=train_compiled_rank, clip_at=CLIP_AT, counts=True)
-
-
-def train_compiled_rank(rank: int, *args: Any) -> RankTrace:
-    with compiled_by("aot_eager"):
-        return train_rank(rank, *args)

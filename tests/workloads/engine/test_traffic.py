@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from tests.pool import Pool, fork_server
 from tests.sampling import sampled
+from tests.workloads.engine.layouts import FEW_RANKS, ODD, OF_MESSAGES
 from tests.workloads.engine.parity import compiled_by, experiment, experts
-from tests.workloads.engine.test_parity import FEW_RANKS, ODD, OF_MESSAGES
 from tests.workloads.engine.traffic_checks import DEVICES_PER_NODE, Count, Counted, built, check
 from workloads.contract.protocol import MeasureSpec
 from workloads.costs.traffic.sent import Traffic, step_traffic
@@ -208,7 +208,7 @@ def forget_compiled_blocks_before_counting(rank: int, case: Experiment) -> tuple
         return compiled[0], counters["frames"]["ok"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_what_needs_compiling_in_the_counted_step_is_compiled_in_the_next(gloo_pool: Pool) -> None:
     """Dynamo would leave it uncompiled for good, and the timed steps would be those of an eager run."""
     case = experiment(dp=2, micro_batch_size=4, compile="block", precision="fp32")

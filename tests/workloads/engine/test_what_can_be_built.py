@@ -102,7 +102,7 @@ def build_all(cases: list[Experiment]) -> list[str | None]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=5)
 def test_the_planners_refusals_are_the_engines() -> None:
     draw = random.Random(7)
     cases = [drawn(draw) for _ in range(LAYOUTS)]

@@ -319,7 +319,7 @@ The margin of 10 GiB (75 against 65) is there for rows like those two.
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=3)
 def test_drops_most_of_the_studys_ooms_and_no_success() -> None:
     dropped = {"Success": 0, "OOM": 0, "Other": 0}
     highest_success = 0

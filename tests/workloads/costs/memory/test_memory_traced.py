@@ -378,6 +378,7 @@ def test_peak_with_routed_experts_is_near_the_traced_engine(name: str) -> None:
         assert estimate.stages[stage].peak_bytes == pytest.approx(peak, rel=near), f"stage {stage}"
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_shortened_step_peaks_as_the_whole_one() -> None:
     """Experts' gradients are so large that the peak is in a micro-batch that gives no gathered weights back."""
     case = routed(shortened(MIXTRAL), dp=2, zero_stage=2, micro_batch_size=4, microbatches=6)

@@ -229,7 +229,7 @@ def test_no_rates_no_idle_share() -> None:
     assert estimate_idle(Experiment(model=LLAMA_8B, global_batch_size=1), H200) == pytest.approx((0.0,), abs=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=2)
 def test_fast_enough_for_grids() -> None:
     """Rules, memory and time of a point."""
 
