@@ -84,6 +84,8 @@ class Facts:
     host_noise: Floats
     slow_host: Floats
     slow_messages: Floats
+    keeps_gathers: Floats
+    """1: gathered inputs of tensor-parallel products stay for the backward, which so gathers none."""
     autocasts: Floats
     """1: weights are in fp32, and every product casts its operands."""
     compiled: Floats
@@ -115,7 +117,9 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
     graphs = array([one.captures == "block" for one in of_rows])
     dense = array([one.captures == "dense" for one in of_rows]) * (points.routed == 0)
     unpipelined = array([one.captures == "unpipelined" for one in of_rows])
-    slow = [one.has_slow_messages(str(version)) for one, version in zip(of_rows, points.version, strict=True)]
+    versions = [(one, str(version)) for one, version in zip(of_rows, points.version, strict=True)]
+    slow = [one.has_slow_messages(version) for one, version in versions]
+    keeps = [one.keeps_gathers(version) for one, version in versions]
     return Facts(
         stages=stages_of(points, {name: profile.partition for name, profile in profiles.items()}),
         gradient_bytes=array([one.gradient_bytes for one in of_rows]),
@@ -132,6 +136,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         host_noise=array([one.host_noise for one in of_rows]),
         slow_host=slow_host,
         slow_messages=array(slow),
+        keeps_gathers=array(keeps),
         autocasts=array([one.autocasts for one in of_rows]) * (points.zero == 0),
         compiled=points.compiled * (1 - graphs),
         captured=np.maximum(points.captured, points.compiled * graphs + dense + unpipelined * (points.pp == 1)),
@@ -342,7 +347,8 @@ def _launched(x: Points) -> Floats:
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Exposed seconds per layer and micro-batch, forward and backward."""
     repeated = np.where(x.recompute == 2, (4.0 - facts.stops_early) * x.recomputed, 0.0)
-    collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + repeated
+    gathered_again = (facts.sequence_parallel > 0) * (1 - facts.keeps_gathers)
+    collectives = 8.0 + 2.0 * gathered_again + repeated
     each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / bandwidth(x, x.tp, np.ones_like(x.tp), p)
     start = p["tp_start"] * (x.tp - 1) + p["tp_between"] * np.maximum(0.0, x.tp / x.node - 1)
     return np.where(x.tp > 1, collectives * (each + start) * p["tp_exposed"], 0.0)
