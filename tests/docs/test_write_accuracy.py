@@ -212,8 +212,9 @@ def test_a_cut_refuses_runs_and_lets_failures_through() -> None:
 
 
 def test_a_layout_that_ran_with_a_graph_does_not_count_without_one() -> None:
-    attempts = accuracy_of_plans.recorded_attempts()
+    attempts = load(RECORDED).table.to_pandas()
     both = attempts[attempts["experiment_id"].str.contains("adafactor-22dea4eb|muon-f0a02bc6")]
+    both = both[both["method"] == "measured"]
     assert len(both) == 4, "Adafactor ran eagerly and twice with a graph, Muon eagerly alone"
     points = accuracy_of_plans.points_of(both).set_index("experiment_id")
     (adafactor,) = points[points.index.str.contains("adafactor")].itertuples()
@@ -232,6 +233,22 @@ def test_rows_of_experts_without_kernels_are_left_out() -> None:
     assert (before & of_gpt_oss).any() and (before & ~of_gpt_oss).any()
     assert not rows.loc[before & of_gpt_oss, "started_at"].isin(kept).any()
     assert rows.loc[~(before & of_gpt_oss), "started_at"].isin(kept).all()
+
+
+def test_rows_of_updates_that_have_changed_are_left_out() -> None:
+    """Those of experts' matrices one after another, and of moments that the host's processors updated; the same
+    optimizers of other layouts stay."""
+    rows = load(RECORDED).table.to_pandas()
+    rows = rows[(rows["engine"] == "ultrasweep") & (rows["outcome"] == "ok") & (rows["method"] == "measured")]
+    left = rows[~rows["started_at"].isin(accuracy_of_plans.recorded_attempts()["started_at"])]
+    of_kind = {
+        "adafactor": (left["optimizer"] == "adafactor").sum(),
+        "muon": (left["optimizer"] == "muon").sum(),
+        "host": (left["optimizer_offload"] > 0).sum(),
+    }
+    assert of_kind == {"adafactor": 5, "muon": 2, "host": 4}
+    later = left[left["optimizer_offload"] > 0]["started_at"].max()
+    assert later < accuracy_of_plans.MOMENTS_STREAM < accuracy_of_plans.ADAFACTOR_TOGETHER
 
 
 @pytest.mark.exhaustive(seconds=15)
