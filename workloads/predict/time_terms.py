@@ -14,8 +14,9 @@ attention   4 T s Q / t FLOPs with Q columns of the queries, half of them under 
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
 host        a layer never takes less time than the host needs to launch it, plus a part once a step; casts to fp8,
             routed experts and latent attention add a share of kernels; tensor parallelism, ZeRO 3, recomputation and
-            each turn of a ring of keys and values add seconds; the sum is multiplied by the host's pace, which follows
-            from the launch time of one operation; of passes that are a CUDA graph there is none
+            each turn of a ring of keys and values add seconds; full recomputation repeats a forward's part of them; the
+            sum is multiplied by the host's pace, which follows from the launch time of one operation; of passes that
+            are a CUDA graph there is none
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
 pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest; no fill if the pace is that
             of a host that runs ahead of messages; the fill is divided by v chunks if m is p or more, with fewer
@@ -318,13 +319,15 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     more = p["host_fp8"] * fp8 + p["host_experts"] * x.routed + p["host_latents"] * x.latents
     more = more + p["host_fp8_experts"] * fp8 * (x.routed > 0)
     exchanges = np.where(x.ring > 0, x.cp - 1, x.cp > 1)
+    # Full recomputation repeats a forward with its casts, its messages of tensor parallelism and its turns of a ring.
+    repeated = (kind == 2) * x.again
     kernels = (
-        p["host"] * (1 + more) + p["host_selective"] * (kind == 1) * x.again + p["host_full"] * (kind == 2) * x.again
+        p["host"] * (1 + more) + p["host_selective"] * (kind == 1) * x.again + p["host_full"] * repeated * (1 + more)
     )
     around = (
-        p["host_tp"] * (tp > 1)
+        p["host_tp"] * (tp > 1) * (1 + (4.0 - facts.stops_early) / 10 * repeated)
         + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
-        + p["host_cp"] * exchanges
+        + p["host_cp"] * exchanges * (1 + repeated / 3)
         + p["host_waits"] * x.waits
         + p["host_step"] / x.micro_batches
     )

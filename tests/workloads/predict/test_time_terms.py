@@ -150,6 +150,24 @@ def test_stages_at_the_ends_have_fewer_messages(pp: int, vpp: int, seconds: floa
     assert longer.item() == pytest.approx(seconds, rel=1e-3)
 
 
+def test_full_recomputation_repeats_a_forwards_part_of_what_the_host_launches() -> None:
+    """Its casts, three or four of ten collectives, and a third of a ring's turns; half of it every second layer."""
+    values = {**HOST, "host": NOTHING, "host_launch": 1.0}
+    cases: list[tuple[dict[str, Any], str, float]] = [
+        ({"gpus": 2, "dp": 1, "tp": 2}, "host_tp", 1.3),
+        ({"gpus": 2, "dp": 1, "cp": 2}, "host_cp", 4 / 3),
+    ]
+    for layout, name, factor in cases:
+        rows = [row(**layout, grad_accum=1, recompute=word) for word in ("none", "full", "full.every2")]
+        none, full, half = parts(rows, {**values, name: 1.0}).pipeline
+        assert full / none == pytest.approx(factor, rel=1e-3) and half / none == pytest.approx(
+            (1 + factor) / 2, rel=1e-3
+        )
+    rows = [row(gpus=1, dp=1, grad_accum=1, recompute="full", precision=word) for word in ("bf16", "fp8")]
+    in_16_bits, in_fp8 = parts(rows, {**values, "host_full": 1.0, "host_fp8": 0.5}).pipeline
+    assert in_fp8 / in_16_bits == pytest.approx(1.5, rel=1e-3)
+
+
 def test_inputs_that_stay_gathered_spare_two_of_ten_collectives_and_take_memory() -> None:
     """Of each layer and micro-batch in flight, two values of 2 bytes a token and hidden unit, but for their shards."""
     rows = [row(gpus=8, dp=1, tp=8, grad_accum=1)]
