@@ -303,7 +303,7 @@ def test_launches_tell_how_slow_hosts_are() -> None:
     found = every[~every["later"]]
     assert len(found) >= 13 and len(every) > len(found)
     off = np.log(found["pace"] / found["nearest"])
-    assert off.abs().max() < 0.22 and np.log(found["nearest"]).std() > 0.19
+    assert off.abs().max() < 0.22 and np.log(found["nearest"]).std() > 0.18
     slow_or_fast = found[np.log(found["nearest"]).abs() > 0.2]
     assert (slow_or_fast["error_launches"] < slow_or_fast["error_usual"]).all()
     assert "The line through these points" in accuracy_of_hosts.section(every)
