@@ -1,8 +1,9 @@
-"""Limits of the accuracy of predictions: differences between machines, and the error of host-bound rows."""
+"""Limits of the accuracy of predictions: differences between machines, host-bound rows, and contradictory verdicts."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,11 @@ def machines_apart(every: pd.DataFrame) -> pd.DataFrame:
 
 def least_errors(every: pd.DataFrame) -> pd.DataFrame:
     """What a predictor would still miss that knows every layout's mean over machines, from runs of one layout and
-    version of the engine on two machines or more: one row for each layout.
+    version of the engine on two machines or more: one row for each pair of runs on two machines.
 
-    ``off``: mean error of a single run, that is the mean difference of two runs' log(time) over the root of two;
-    ``with_launches``: the same of the times over those that the form predicts, before any fit, for a host with the
-    row's launch time.
+    ``off``: difference of the two runs' log(time) over the root of two, which is distributed as the error of a single
+    run around the mean if errors are normal; ``with_launches``: the same of the times over those that the form
+    predicts, before any fit, for a host with the row's launch time. ``weight``: one over the pairs of the layout.
     """
     rows = every[every["plain"]].reset_index(drop=True)
     said = rows.drop(columns=["status", "step_time_s", "reserved_gib", "layout", "machine", "plain", "waits"])
@@ -89,12 +90,27 @@ def least_errors(every: pd.DataFrame) -> pd.DataFrame:
         pairs = [(a, b) for a, b in combinations(runs.index, 2) if runs["machine"][a] != runs["machine"][b]]
         if pairs:
             one, other = (list(side) for side in zip(*pairs, strict=True))
-            off, with_launches = (
-                float(np.abs(runs[name][one].to_numpy() - runs[name][other].to_numpy()).mean() / np.sqrt(2))
-                for name in ("time", "left")
+            found.append(
+                pd.DataFrame(
+                    {
+                        "gpu": gpu,
+                        "layout": layout,
+                        "waits": bool(runs["waits"].iloc[0]),
+                        "off": np.abs(runs["time"][one].to_numpy() - runs["time"][other].to_numpy()) / np.sqrt(2),
+                        "with_launches": np.abs(runs["left"][one].to_numpy() - runs["left"][other].to_numpy())
+                        / np.sqrt(2),
+                        "weight": 1 / len(pairs),
+                    }
+                )
             )
-            found.append((gpu, layout, bool(runs["waits"].iloc[0]), off, with_launches))
-    return pd.DataFrame(found, columns=["gpu", "layout", "waits", "off", "with_launches"])
+    return pd.concat(found, ignore_index=True)
+
+
+def weighted_quantile(values: Any, weights: Any, share: float) -> float:
+    """The smallest of ``values`` up to which at least this share of the weight lies."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(np.asarray(weights)[order])
+    return float(np.asarray(values)[order][np.searchsorted(below, share * below[-1] * (1 - 1e-12))])
 
 
 def with_random_hosts(found: pd.DataFrame, waits: Any, spread: float) -> tuple[float, float, float]:
@@ -149,8 +165,8 @@ def section(left: pd.DataFrame, waits: Any) -> str:
 {table(lines, "what sets the pace")}
 
 What a predictor of {gpu} would still miss that knew the mean time of every layout over all hosts, from the same layouts
-on two hosts or more; *with launches*: that also knew how fast each host launches, as far as it is recorded. *All*
-weights host-bound rows with their share here, {percent(share)}:
+on two hosts or more, in the mean and at the 90th percentile; *with launches*: that also knew how fast each host
+launches, as far as it is recorded. *All* weights host-bound rows with their share here, {percent(share)}:
 
 {table(floors, "runs of")}
 
@@ -163,14 +179,92 @@ row by itself), and all others the errors that they have:
 def _least_of(least: pd.DataFrame, name: str, share: float) -> tuple[str, dict[str, str]]:
     """A line of the table of `least_errors`. ``share``: that of host-bound rows, with which "all" is weighted."""
     by_pace = [least[least["waits"] == waits] for waits in (False, True)]
-    device, host = by_pace
-    cells = {"layouts, device-bound": str(len(device)), "host-bound": str(len(host))}
+    layouts = [float(part["weight"].sum()) for part in by_pace]
+    device, host = (part.assign(weight=part["weight"] / whole) for part, whole in zip(by_pace, layouts, strict=True))
+    every = pd.concat(
+        [device.assign(weight=(1 - share) * device["weight"]), host.assign(weight=share * host["weight"])]
+    )
+    cells = {"layouts, device-bound": f"{layouts[0]:.0f}", "host-bound": f"{layouts[1]:.0f}"}
     for column, words in (("off", ""), ("with_launches", ", with launches")):
-        of_device, of_host = (float(part[column].mean()) for part in by_pace)
-        whole = (1 - share) * of_device + share * of_host
-        cells |= {
-            f"error{words}: device-bound": percent(of_device),
-            f"host{words}": percent(of_host),
-            f"all{words}": percent(whole),
-        }
+        for rows, of_rows in ((device, f"error{words}: device-bound"), (host, f"host{words}"), (every, f"all{words}")):
+            mean = float(np.average(rows[column], weights=rows["weight"]))
+            cells[of_rows] = f"{percent(mean)}, {percent(weighted_quantile(rows[column], rows['weight'], 0.9))}"
     return name, cells
+
+
+def least_wrong(rows: pd.DataFrame, alike: Sequence[str] = ("code_version",)) -> int:
+    """Fewest wrong verdicts of any rule that is sound: one that lets a layout through only if it lets all layouts
+    through that need no more memory.
+
+    ``rows``: of the study's table, that ran (``status`` ok) or ran out of memory (oom). A layout needs no more than
+    another of the same model, ``tp`` and ``pp`` if it has no larger micro-batch, no more of them in flight (at most
+    ``pp``), and no less sharded states; both must be equal in the columns ``alike``, too. Every pair of a row that ran
+    and one that ran out, although it needs no more, has a wrong verdict. Fewest rows that cover all pairs: as many as
+    the largest matching has (König's theorem).
+    """
+    rows = rows.assign(in_flight=np.minimum(rows["pp"], rows["grad_accum"]))
+    pairs: dict[int, list[int]] = {}
+    for _, same in rows.groupby([*_SAME_SIZE, *alike]):
+        failed = same[same["status"] == "oom"]
+        for at, ran in same[same["status"] == "ok"].iterrows():
+            less = failed[(failed["mbs"] <= ran["mbs"]) & (failed["in_flight"] <= ran["in_flight"])]
+            if ran["sharding"] != "zero0":
+                less = less[(less["sharding"] != "zero0") & (less["dp"] >= ran["dp"])]
+            if len(less):
+                pairs[int(str(at))] = less.index.tolist()
+    taken: dict[int, int] = {}
+
+    def is_matched(ran: int, seen: set[int]) -> bool:
+        for failed in pairs[ran]:
+            if failed not in seen:
+                seen.add(failed)
+                if failed not in taken or is_matched(taken[failed], seen):
+                    taken[failed] = ran
+                    return True
+        return False
+
+    return sum(is_matched(ran, set()) for ran in pairs)
+
+
+_SAME_SIZE = ("layers", "hidden", "kv_heads", "vocab", "tp", "pp")
+
+
+def shrunken(rows: pd.DataFrame) -> Any:
+    """Whether a row that ran reserved less memory than one that needs no more and is alike but for a smaller
+    micro-batch, as a mask: its allocator gave memory back, or its values are of another run."""
+    key = [*_SAME_SIZE, "dp", "sharding", "code_version"]
+    ran = rows[rows["status"] == "ok"].sort_values("mbs")
+    before = ran.groupby(key)["reserved_gib"].transform(lambda sizes: sizes.cummax().shift())
+    fewer = ran.groupby(key)["grad_accum"].transform(lambda counts: counts.shift()) > ran["grad_accum"]
+    in_flight = ran["grad_accum"] >= ran["pp"]
+    return (ran["reserved_gib"] < before).where(fewer & in_flight, False).reindex(rows.index, fill_value=False)
+
+
+def verdicts_section(memory: pd.DataFrame) -> str:
+    """Wrong verdicts by kind, and what is contradictory in the rows. ``memory``: the study's rows that ran or ran out
+    of memory, with predictions."""
+    ok, fits = memory["status"] == "ok", memory["of_fits"] == 1
+    wrong = ok != fits
+    contradictory = ok & memory["says_oom"]
+    left, lines = pd.Series(True, index=memory.index), []
+    for name, rows in (
+        ("marked as ended well, with an error about memory in the log", contradictory),
+        ("reserved less than with a smaller micro-batch", shrunken(memory)),
+        ("one stage", memory["pp"] == 1),
+        ("a pipeline before its rewrite", memory["code_version"].str.startswith("before")),
+        ("a pipeline after it", left),
+    ):
+        of_kind, left = rows & left, left & ~rows
+        refused, let_through = of_kind & ok & wrong, of_kind & ~ok & wrong
+        cells = {"rows": of_kind, "refused, but ran": refused, "let through, but ran out": let_through}
+        lines.append((name, {column: f"{int(those.sum()):,}" for column, those in cells.items()}))
+    number, known = int(contradictory.sum()), memory[~contradictory]
+    least, least_known = least_wrong(memory, ()), least_wrong(known, ())
+    return f"""Of the {number} rows that are marked as ended well, although their log has an error about memory,
+{int((contradictory & wrong).sum())} are refused. Without these, whose outcome is not known, the verdict is right for
+{percent(1 - wrong[~contradictory].mean())}. By layouts alone, a sound rule, one that lets a layout through only if it
+lets through all that need no more memory, is wrong for {least} rows at least, {least_known} without the {number},
+and {least_wrong(known)} if it also knows the version of the code. Each row under the first kind
+that fits it:
+
+{table(lines, "verdicts on rows")}"""

@@ -17,6 +17,7 @@ from docs.tools.other_hosts import ON_OTHER_HOSTS
 from results.tables.load import load
 from sweep.predicting.codebases import read_clusters
 from sweep.predicting.forecast import Forecast
+from sweep.predicting.known import Known
 from sweep.predicting.measured_tables import RECORDED
 from workloads.predict import layouts
 from workloads.predict.parameters import TIME
@@ -92,7 +93,9 @@ def _host(device: str, rows: pd.DataFrame) -> dict[str, object] | None:
 def at_paces(points: pd.DataFrame, paces: Sequence[float] | np.ndarray) -> np.ndarray:
     """Step seconds of the points of one cluster as `planned` predicts them with a probe of each pace, shape (paces,
     points). Only what depends on the pace is computed for each."""
-    forecast = Forecast.of(read_clusters()[str(points["cluster"].iloc[0])])
+    cluster = str(points["cluster"].iloc[0])
+    at_profile = Known(probe={"pace": 1.0})
+    forecast = Forecast.of(read_clusters()[cluster], at_profile)
     experiments = points["experiment"].tolist()
     factors = forecast.structures.factors(experiments)
     of_layers = forecast.structures.of_layers(experiments, factors)
@@ -105,7 +108,7 @@ def at_paces(points: pd.DataFrame, paces: Sequence[float] | np.ndarray) -> np.nd
         seconds: np.ndarray = whole * layouts.with_hosts(factors, of_layers, least)
         return seconds
 
-    freeing = planned(points)["step_time_s"].to_numpy(dtype=float) - at(1.0)
+    freeing = planned(points, {cluster: at_profile})["step_time_s"].to_numpy(dtype=float) - at(1.0)
     return np.stack([at(float(pace)) + freeing for pace in paces])
 
 

@@ -138,6 +138,7 @@ def study_section(path: Path) -> str:
         f"{int(oom.sum()):,} through that ran\nout. A cut of the reserved memory of the first rank alone is right for "
         f"{percent(best[3])} at best, with {best[0]:g} GiB ({best[1]} runs\nrefused, {best[2]} failures let through):"
     )
+    of_verdicts = accuracy_limits.verdicts_section(memory)
     axes = [line for name in ("hidden", "tp", "pp", "sharding", "gpus") for line in by_value(ran, name)]
     return f"""{table(lines, "fitted on")}
 
@@ -149,7 +150,9 @@ All rows that ran, from the whole table of the other models, by axis:
 
 | GiB | runs refused | failures let through | right |
 |---:|---:|---:|---:|
-{curve}"""
+{curve}
+
+{of_verdicts}"""
 
 
 def _with_part(line: tuple[str, pd.DataFrame], name: str, part: Any) -> list[tuple[str, dict[str, str]]]:

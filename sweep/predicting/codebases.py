@@ -18,7 +18,7 @@ from workloads.spec.experiment import ENGINE
 FOLDER = PACKAGED / "codebase"
 GENERAL = "general"
 """Name of the profile used for unknown code bases."""
-_LISTS = ("also", "slow_message_versions", "fuses_experts")
+_LISTS = ("also", "slow_message_versions", "gather_keeping_versions", "fuses_experts")
 
 
 @lru_cache(maxsize=1)

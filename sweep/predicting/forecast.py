@@ -29,6 +29,7 @@ from workloads.predict.crossing import Crossing
 from workloads.predict.parameters import NO_HOST
 from workloads.predict.points import Points
 from workloads.predict.predictor import NORMAL_90, Measured, Prediction, Predictor
+from workloads.predict.probed import USUAL_LAUNCH
 from workloads.spec.cluster import ClusterSpec, HostSpec
 from workloads.spec.engine_versions import ENGINE, ENGINE_VERSIONS
 from workloads.spec.experiment import Experiment
@@ -53,7 +54,7 @@ class Forecast:
     predictor: Predictor
     rates: Mapping[str, float] = field(default_factory=dict)
     """Link rates, and factors on the device peak and host speed, from a probe (`workloads.predict.probed.probed`).
-    Without a probe the host factors are those of the median measured row."""
+    Without a probe the host factors are those of the median measured row, without rows those of a usual host."""
     used: str = ""
     """Measurements used in addition to the profile, in words; empty: none."""
     fitted: Mapping[str, int] = field(default_factory=dict)
@@ -286,7 +287,7 @@ _OF_HOSTS = ("launch", "pace")
 
 
 def _usual_host(rows: Sequence[MeasuredLayout]) -> dict[str, float]:
-    return {"launch": statistics.median(map(_launch, rows))} if rows else {}
+    return {"launch": statistics.median(map(_launch, rows)) if rows else USUAL_LAUNCH}
 
 
 def _launch(ran: MeasuredLayout) -> float:

@@ -169,8 +169,16 @@ def _devices(rows: pd.DataFrame) -> pd.Series[Any]:
     return recorded_names.fillna(rows["cluster"].map(others)).fillna(rows["cluster"])
 
 
+_GATHERS_KEPT = ((0, 13_848_000), (14_016_386, 14_016_421), (14_028_970, 14_028_979), (14_102_904, 14_102_959))
+"""First and last job of the study's blocks that kept the gathered inputs of tensor-parallel products. The table has no
+column for it: with `tp` 8 and more the same layouts reserve up to 2.7 times as much in these blocks as in the others,
+and by as much as two values a token and hidden unit of each layer need. An all-reduce inside a node reaches 458 GB/s in
+these blocks and 425 in nearly all others, so that their software differs."""
+
+
 def study_table(path: Path) -> pd.DataFrame:
-    """Rows of ``bench_final2_mfu2.csv``, with the study's ``mfu``.
+    """Rows of ``bench_final2_mfu2.csv``, with the study's ``mfu`` and ``says_oom``: whether the log of the run has an
+    error about memory, which those of 30 runs have that are said to have ended well.
 
     Feed-forward sizes follow from the study's models by hidden size; the step time follows from tokens per second.
     Raises `UltrasweepError` if it is another table, or a value is no number.
@@ -187,6 +195,10 @@ def study_table(path: Path) -> pd.DataFrame:
 def _of_study(raw: pd.DataFrame) -> pd.DataFrame:
     sequences = raw["dp"] * raw["mbs"] * raw["batch_accum"]
     gpus = (8 * raw["nodes"]).astype(int)
+    # Failed runs have no column of key and value heads; if they were planned with 8, their name says so.
+    planned_heads = raw["num_heads"].where(~raw["name"].str.endswith("_gqa8"), 8)
+    gathers_kept = pd.concat([raw["job_id"].between(*block) for block in _GATHERS_KEPT], axis=1).any(axis=1)
+    versions = np.where(raw["after_pp_fix"], "after_pp_fix", "before_pp_fix")
     return pd.DataFrame(
         {
             "gpu": "H100",
@@ -195,7 +207,7 @@ def _of_study(raw: pd.DataFrame) -> pd.DataFrame:
             "layers": raw["num_layers"],
             "hidden": raw["hidden_size"],
             "heads": raw["num_heads"],
-            "kv_heads": raw["num_kv_heads"].fillna(raw["num_heads"]),
+            "kv_heads": raw["num_kv_heads"].fillna(planned_heads),
             "ffn": raw["hidden_size"].map({2048: 8192, 3072: 8192, 4096: 14336, 8192: 28672, 16384: 53248}),
             "vocab": raw["vocab_size"],
             "tie_embeddings": raw["hidden_size"] < 4096,
@@ -210,13 +222,14 @@ def _of_study(raw: pd.DataFrame) -> pd.DataFrame:
             "recompute": "none",
             "precision": "bf16",
             "codebase": "nanotron",
-            "code_version": np.where(raw["after_pp_fix"], "after_pp_fix", "before_pp_fix"),
+            "code_version": np.where(gathers_kept, np.char.add(versions, ", gathers kept"), versions),
             "allreduce_gb_s": raw["AllReduce (GB/s)"],
             "allreduce_intra_gb_s": raw["AR Intra-node (GB/s)"],
             "status": raw["status"].map({"Success": "ok", "OOM": "oom", "Other": "other"}),
             "step_time_s": sequences * raw["seq_len"] / (raw["tok/s/gpu"] * gpus),
             "reserved_gib": raw["Mem Res (GB)"],
             "mfu": raw["mfu"],
+            "says_oom": raw["oom_error"].astype(bool),
         }
     )
 

@@ -23,7 +23,7 @@ from workloads.costs.memory.estimate import peak_stage
 from workloads.costs.memory.host_activations import most_held, node_host_bytes, offloaded_of_chunks
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import ranks_alike
-from workloads.costs.time.offload_times import rounds_of, seconds_of_layers, waiting_s
+from workloads.costs.time.offload_times import rounds_of, seconds_of_layers, slowed_of, waiting_s
 from workloads.costs.traffic.collectives import Contention
 from workloads.predict.points import Floats
 from workloads.spec.activations.offload import ALL, WORDS, may_name
@@ -120,15 +120,15 @@ def _waits_s(e: Experiment, cluster: ClusterSpec, chosen: Floats, sizes: list[_S
     """`workloads.costs.time.offload_times.added_by_offload` of each set. ``chosen``: of shape (sets, words)."""
     seconds, link = seconds_of_layers(e, cluster), cluster.host.one_way_bandwidth
     assert seconds is not None and link is not None  # else there is nothing to compare
-    longest = np.zeros(len(chosen))
+    longest, slower = np.zeros(len(chosen)), slowed_of(e, cluster)
     for rank in sizes[0]:
         waits = np.zeros(len(chosen))
         for chunk, layers in enumerate(seconds[rank]):
             copies = chosen @ np.array([of_word[rank][chunk] for of_word in sizes], dtype=float) / link
             forward, backward, gather, reduce, *slowed = np.array(layers).T
             beside = Contention(*slowed)
-            waits += waiting_s(copies, forward, gather, beside, np.maximum).sum(axis=1)
-            waits += waiting_s(copies, backward, gather + reduce, beside, np.maximum)[:, 1:].sum(axis=1)
+            waits += waiting_s(copies, forward, gather, beside, slower, np.maximum).sum(axis=1)
+            waits += waiting_s(copies, backward, gather + reduce, beside, slower, np.maximum)[:, 1:].sum(axis=1)
             waits += np.maximum(0.0, copies[:, 0] - gather[0])
         longest = np.maximum(longest, waits)
     return rounds_of(e) * longest

@@ -9,7 +9,9 @@ activations  of every micro-batch in flight and every layer: T (a h + b F) value
              inputs and results are split); with selective recomputation a share of that,
              with full recomputation the layer's input and one layer's working set
 loss         on the last stage, T V / tp logits in 16 bits and in fp32
-gathered     ZeRO 3: two layers' weights; sequence parallelism: gathered inputs
+gathered     ZeRO 3: two layers' weights; of every layer and micro-batch in flight the gathered inputs of the products
+             behind its two norms, ``2 (1 - 1 / tp) T h`` values more than their shards, in versions that keep them for
+             the backward (nanotron without ``tp_recompute_allgather``)
 reserved     memory taken by the allocator: a multiple of the peak and a constant (context, communication buffers)
 """
 
@@ -32,6 +34,7 @@ MEMORY: dict[str, Parameter] = {
     "hidden": Parameter(8.0, 0.3, "values a token and hidden unit that a layer keeps"),
     "ffn": Parameter(3.0, 0.3, "values a token and feed-forward column that a layer keeps"),
     "whole": Parameter(0.2, 0.8, "values a token and hidden unit that tensor parallelism does not split"),
+    "gathered": Parameter(2.0, 0.3, "values a token and hidden unit that tensor parallelism gathers, where they stay"),
     "selective": Parameter(0.7, 0.3, "share of activations kept with selective recomputation"),
     "loss": Parameter(10.0, 0.5, "bytes of a logit on the last stage"),
     "embedding": Parameter(2.0, 0.8, "bytes a token and hidden unit on every stage, besides the layers"),
@@ -65,7 +68,8 @@ def peaks(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Floa
     of_hidden, of_ffn = p["hidden"] - facts.fp8_hidden, p["ffn"] - facts.fp8_ffn
     unsplit = np.minimum(UNSPLIT, of_hidden)
     of_hidden = unsplit / shared + (of_hidden - unsplit) / x.tp
-    layer = 2 * tokens * (of_hidden * x.hidden + of_ffn * x.ffn * x.matrices / 3 / x.tp + p["whole"] * x.hidden)
+    whole = p["whole"] + facts.keeps_gathers * p["gathered"] * (1 - 1 / x.tp)
+    layer = 2 * tokens * (of_hidden * x.hidden + of_ffn * x.ffn * x.matrices / 3 / x.tp + whole * x.hidden)
     layer = layer + facts.unfused * 5 * x.mbs * x.heads * x.seq**2 / x.tp
     kept = np.where(x.recompute == 1, p["selective"] * layer, layer)
     kept = np.where(x.recompute == 2, 2 * tokens * x.hidden / shared, kept)

@@ -29,6 +29,9 @@ LAUNCH_S = 49e-6
 """Seconds to launch one operation (`workloads.measuring.host_pace`) on a host for which this engine's times hold. Over
 fourteen hosts of H100 and H200 the host's part of a step grew nearly as the square of the launch time
 (docs/accuracy_details.md)."""
+USUAL_LAUNCH = 52e-6 / LAUNCH_S
+"""Launch time of a host of which nothing is measured: the median of the medians of 41 hosts of H100 and H200 that five
+recorded rows or more are of (41 to 64 us)."""
 IN_A_PROBE = 0.84
 """Host time of a layer in a real step divided by that in a probe: the median of five hosts. Used for probes without a
 launch figure."""

@@ -58,6 +58,8 @@ class Profile:
     """Bandwidth in B/s of the all-reduce inside a node below which hosts are slow to launch tensor-parallel layers."""
     slow_message_versions: tuple[str, ...] = ()
     """Regular expressions of versions whose pipeline messages are slow."""
+    gather_keeping_versions: tuple[str, ...] = ()
+    """Regular expressions of versions that keep the gathered inputs of tensor-parallel products for the backward."""
     time: Mapping[str, float] = field(default_factory=dict)
     """Values of `workloads.predict.parameters.TIME` that differ from the general ones."""
     memory: Mapping[str, float] = field(default_factory=dict)
@@ -88,7 +90,14 @@ class Profile:
     source: str = ""
 
     def has_slow_messages(self, version: str) -> bool:
-        return any(re.search(pattern, version, re.IGNORECASE) for pattern in self.slow_message_versions)
+        return _is_one_of(self.slow_message_versions, version)
+
+    def keeps_gathers(self, version: str) -> bool:
+        return _is_one_of(self.gather_keeping_versions, version)
+
+
+def _is_one_of(patterns: Iterable[str], version: str) -> bool:
+    return any(re.search(pattern, version, re.IGNORECASE) for pattern in patterns)
 
 
 ANY_ENGINE = "any"

@@ -273,7 +273,7 @@ def _ends(layers: float, layout: Mapping[str, float], profile: Profile, note: li
     """`Points.ends` of a row: whether its chunks come out even only if the embedding and the loss count as layers."""
     pp, vpp = layout["pp"], layout["vpp"]
     chunks, most = pp * vpp, layers + 2 if profile.ends_as_layers else layers
-    if chunks > most:
+    if chunks > most and profile.partition != "greedy":  # which leaves stages without a layer
         what = f"pp {pp:g}" if vpp == 1 else f"pp x vpp = {pp:g} x {vpp:g} = {chunks:g}"
         counted = ", with embedding and loss counted as layers" if profile.ends_as_layers else ""
         raise Refused(f"{what} is more than the {most:g} layers{counted}")

@@ -14,8 +14,9 @@ attention   4 T s Q / t FLOPs with Q columns of the queries, half of them under 
 memory      passes of norms, residuals, RoPE and SwiGLU over memory bandwidth; the loss over its logits in fp32
 host        a layer never takes less time than the host needs to launch it, plus a part once a step; casts to fp8,
             routed experts and latent attention add a share of kernels; tensor parallelism, ZeRO 3, recomputation and
-            each turn of a ring of keys and values add seconds; the sum is multiplied by the host's pace, which follows
-            from the launch time of one operation; of passes that are a CUDA graph there is none
+            each turn of a ring of keys and values add seconds; full recomputation repeats a forward's part of them; the
+            sum is multiplied by the host's pace, which follows from the launch time of one operation; of passes that
+            are a CUDA graph there is none
 tp          two gathers and two scatters forward, as many backward, of T h values each, and the inputs gathered again
 pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest; no fill if the pace is that
             of a host that runs ahead of messages; the fill is divided by v chunks if m is p or more, with fewer
@@ -84,6 +85,8 @@ class Facts:
     host_noise: Floats
     slow_host: Floats
     slow_messages: Floats
+    keeps_gathers: Floats
+    """1: gathered inputs of tensor-parallel products stay for the backward, which so gathers none."""
     autocasts: Floats
     """1: weights are in fp32, and every product casts its operands."""
     compiled: Floats
@@ -115,7 +118,9 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
     graphs = array([one.captures == "block" for one in of_rows])
     dense = array([one.captures == "dense" for one in of_rows]) * (points.routed == 0)
     unpipelined = array([one.captures == "unpipelined" for one in of_rows])
-    slow = [one.has_slow_messages(str(version)) for one, version in zip(of_rows, points.version, strict=True)]
+    versions = [(one, str(version)) for one, version in zip(of_rows, points.version, strict=True)]
+    slow = [one.has_slow_messages(version) for one, version in versions]
+    keeps = [one.keeps_gathers(version) for one, version in versions]
     return Facts(
         stages=stages_of(points, {name: profile.partition for name, profile in profiles.items()}),
         gradient_bytes=array([one.gradient_bytes for one in of_rows]),
@@ -132,6 +137,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         host_noise=array([one.host_noise for one in of_rows]),
         slow_host=slow_host,
         slow_messages=array(slow),
+        keeps_gathers=array(keeps),
         autocasts=array([one.autocasts for one in of_rows]) * (points.zero == 0),
         compiled=points.compiled * (1 - graphs),
         captured=np.maximum(points.captured, points.compiled * graphs + dense + unpipelined * (points.pp == 1)),
@@ -313,13 +319,15 @@ def _layer(x: Points, facts: Facts, p: Mapping[str, float]) -> tuple[Floats, Flo
     more = p["host_fp8"] * fp8 + p["host_experts"] * x.routed + p["host_latents"] * x.latents
     more = more + p["host_fp8_experts"] * fp8 * (x.routed > 0)
     exchanges = np.where(x.ring > 0, x.cp - 1, x.cp > 1)
+    # Full recomputation repeats a forward with its casts, its messages of tensor parallelism and its turns of a ring.
+    repeated = (kind == 2) * x.again
     kernels = (
-        p["host"] * (1 + more) + p["host_selective"] * (kind == 1) * x.again + p["host_full"] * (kind == 2) * x.again
+        p["host"] * (1 + more) + p["host_selective"] * (kind == 1) * x.again + p["host_full"] * repeated * (1 + more)
     )
     around = (
-        p["host_tp"] * (tp > 1)
+        p["host_tp"] * (tp > 1) * (1 + (4.0 - facts.stops_early) / 10 * repeated)
         + p["host_zero3"] * ((x.zero == 3) & (x.dp > 1))
-        + p["host_cp"] * exchanges
+        + p["host_cp"] * exchanges * (1 + repeated / 3)
         + p["host_waits"] * x.waits
         + p["host_step"] / x.micro_batches
     )
@@ -342,7 +350,8 @@ def _launched(x: Points) -> Floats:
 def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     """Exposed seconds per layer and micro-batch, forward and backward."""
     repeated = np.where(x.recompute == 2, (4.0 - facts.stops_early) * x.recomputed, 0.0)
-    collectives = np.where(facts.sequence_parallel > 0, 10.0, 8.0) + repeated
+    gathered_again = (facts.sequence_parallel > 0) * (1 - facts.keeps_gathers)
+    collectives = 8.0 + 2.0 * gathered_again + repeated
     each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / bandwidth(x, x.tp, np.ones_like(x.tp), p)
     start = p["tp_start"] * (x.tp - 1) + p["tp_between"] * np.maximum(0.0, x.tp / x.node - 1)
     return np.where(x.tp > 1, collectives * (each + start) * p["tp_exposed"], 0.0)

@@ -23,7 +23,7 @@ from tests.workloads.costs.shapes import LLAMA_1B, MIXTRAL
 from workloads.predict import layouts as structures
 from workloads.predict import near_full
 from workloads.predict.layouts import plain
-from workloads.predict.probed import LAUNCH_S
+from workloads.predict.probed import LAUNCH_S, USUAL_LAUNCH
 from workloads.spec.experiment import Experiment, layout_id, to_json
 
 pytestmark = [pytest.mark.slow, pytest.mark.drawn(one_in=3)]
@@ -178,7 +178,7 @@ def test_rows_of_a_named_cluster_count_at_its_own_rates(tmp_path: Path) -> None:
 
 
 def test_a_cluster_without_a_probe_is_as_its_rows_are(tmp_path: Path) -> None:
-    """Its host is that of the middle row, unless a probe tells of one."""
+    """Its host is that of the middle row, unless a probe tells of one; without either that of most clusters."""
     short = {"model": LLAMA_1B, "seq_len": 256}
     experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
     slow = Forecast(H200, Forecast.of(H200).predictor, {"launch": 2.0})
@@ -187,7 +187,7 @@ def test_a_cluster_without_a_probe_is_as_its_rows_are(tmp_path: Path) -> None:
         columns = {"cluster": "h200", "step_time_s": time.step_time_s, "host_launch_s": 2 * LAUNCH_S}
         store_attempt(tmp_path / "before", experiment, **columns)
     layout = of(dp=4, zero_stage=1, **short)
-    (expected,), (usual,) = slow.times([layout]), Forecast.of(H200).times([layout])
+    (expected,), (usual,) = slow.times([layout]), dataclasses.replace(slow, rates={"launch": 1.0}).times([layout])
     assert expected is not None and usual is not None and expected.step_time_s > 2 * usual.step_time_s
     known = read_known(H200, tmp_path)
     (as_its_rows,) = Forecast.of(H200, known).times([layout])
@@ -196,7 +196,8 @@ def test_a_cluster_without_a_probe_is_as_its_rows_are(tmp_path: Path) -> None:
     assert as_its_rows.step_time_s == pytest.approx(expected.step_time_s, rel=0.05)
     assert as_its_probe.step_time_s == pytest.approx(usual.step_time_s, rel=0.05)
     of_nothing = Forecast.of(H200, known, [layout_id(one) for one in experiments])
-    assert not of_nothing.used and not of_nothing.rates, "what may not count says nothing of the host either"
+    assert not of_nothing.used, "what may not count says nothing of the host either"
+    assert of_nothing.rates == {"launch": USUAL_LAUNCH} == Forecast.of(H200).rates
 
 
 def test_rows_of_another_cluster_count_at_the_pace_of_their_own_hosts(tmp_path: Path) -> None:
@@ -259,9 +260,10 @@ def test_a_row_on_a_slow_host_does_not_make_the_cluster_slow(tmp_path: Path) -> 
     short = {"model": LLAMA_1B, "seq_len": 256}
     experiments = [of(dp=dp, zero_stage=zero, **short) for dp in (2, 4, 8) for zero in (0, 2)]
     slow = Forecast(H200, Forecast.of(H200).predictor, {"launch": 2.0})
-    predicted = [*Forecast.of(H200).times(experiments[:4]), *slow.times(experiments[4:])]
+    as_profile = dataclasses.replace(slow, rates={"launch": 1.0})
+    predicted = [*as_profile.times(experiments[:4]), *slow.times(experiments[4:])]
     layout, ratios = of(dp=4, zero_stage=1, **short), []
-    (usual,) = Forecast.of(H200).times([layout])
+    (usual,) = as_profile.times([layout])
     assert usual is not None
     for folder, launches in (("alike", (LAUNCH_S, LAUNCH_S)), ("known", (LAUNCH_S, 2 * LAUNCH_S))):
         for place, (experiment, time) in enumerate(zip(experiments, predicted, strict=True)):

@@ -224,6 +224,12 @@ def test_embedding_and_loss_count_as_layers_where_the_code_base_does_so() -> Non
     assert "16 x 8 = 128 is more than the 126 layers" in one(**layout, vpp=8)["reason"]
 
 
+def test_a_code_base_that_fills_stages_in_order_may_leave_some_empty() -> None:
+    layout = {"layers": 28, "hidden": 3072, "heads": 32, "ffn": 8192, "gpus": 128, "dp": 1, "tp": 4, "pp": 32}
+    assert one(**layout, grad_accum=256, codebase="nanotron")["step_time_s"] > 0
+    assert "pp 32 is more than the 28 layers" in one(**layout, grad_accum=256, codebase="ultrasweep")["reason"]
+
+
 def test_no_more_micro_batches_are_in_flight_than_there_are() -> None:
     """Four of them: their activations on the first stage are the same for any number of chunks."""
     layout = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "ffn": 16384, "gpus": 4, "dp": 1, "pp": 4}

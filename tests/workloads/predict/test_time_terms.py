@@ -12,6 +12,7 @@ from sweep.predicting.codebases import profiles_with, read_profiles
 from tests.workloads.predict.tables import row
 from tests.workloads.predict.test_predictor import points
 from workloads.costs.time.pipeline import pipeline_time_s
+from workloads.predict.memory_terms import MEMORY, peaks
 from workloads.predict.parameters import TIME
 from workloads.predict.time_terms import TimeTerms, facts_of, step_parts
 
@@ -147,6 +148,37 @@ def test_stages_at_the_ends_have_fewer_messages(pp: int, vpp: int, seconds: floa
     values = {**DEVICE, "slow_message": 1.0}
     longer = parts(rows, values, slow_messages=1.0).pipeline - parts(rows, values, slow_messages=0.0).pipeline
     assert longer.item() == pytest.approx(seconds, rel=1e-3)
+
+
+def test_full_recomputation_repeats_a_forwards_part_of_what_the_host_launches() -> None:
+    """Its casts, three or four of ten collectives, and a third of a ring's turns; half of it every second layer."""
+    values = {**HOST, "host": NOTHING, "host_launch": 1.0}
+    cases: list[tuple[dict[str, Any], str, float]] = [
+        ({"gpus": 2, "dp": 1, "tp": 2}, "host_tp", 1.3),
+        ({"gpus": 2, "dp": 1, "cp": 2}, "host_cp", 4 / 3),
+    ]
+    for layout, name, factor in cases:
+        rows = [row(**layout, grad_accum=1, recompute=word) for word in ("none", "full", "full.every2")]
+        none, full, half = parts(rows, {**values, name: 1.0}).pipeline
+        assert full / none == pytest.approx(factor, rel=1e-3) and half / none == pytest.approx(
+            (1 + factor) / 2, rel=1e-3
+        )
+    rows = [row(gpus=1, dp=1, grad_accum=1, recompute="full", precision=word) for word in ("bf16", "fp8")]
+    in_16_bits, in_fp8 = parts(rows, {**values, "host_full": 1.0, "host_fp8": 0.5}).pipeline
+    assert in_fp8 / in_16_bits == pytest.approx(1.5, rel=1e-3)
+
+
+def test_inputs_that_stay_gathered_spare_two_of_ten_collectives_and_take_memory() -> None:
+    """Of each layer and micro-batch in flight, two values of 2 bytes a token and hidden unit, but for their shards."""
+    rows = [row(gpus=8, dp=1, tp=8, grad_accum=1)]
+    values = {**DEVICE, "tp_exposed": 1.0, "tp_start": 1.0, "memory": 1e12, "matmul": 1e12, "attention": 1e12}
+    kept, again = (parts(rows, values, keeps_gathers=kept).pipeline for kept in (1.0, 0.0))
+    assert kept / again == pytest.approx(0.8, rel=1e-3)
+    found, form = points(rows), {name: one.value for name, one in MEMORY.items()}
+    facts = facts_of(found, PROFILES)
+    more = dataclasses.replace(facts, keeps_gathers=np.ones(1))
+    added = peaks(found, more, form)[1] - peaks(found, facts, form)[1]
+    assert added == pytest.approx(32 * 2 * 2 * (1 - 1 / 8) * 2 * 4096 * 4096)
 
 
 def test_tensor_parallelism_starts_later_between_nodes() -> None:

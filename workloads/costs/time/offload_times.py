@@ -2,10 +2,11 @@
 
 A layer has o bytes on the host, whose copies take c = o / link seconds, and computes f seconds forward and b
 backward, of one micro-batch on one rank. As in `workloads.engine.training.activation_offload`, a layer's copy runs
-beside the work of one other layer, which it slows (`SLOWED`):
+beside the work of one other layer. Each slows the other, and the longer one paces both (s: `SLOWED`, in captured steps
+`SLOWED_IN_GRAPHS`):
 
-    forward    down: max(c, f) + SLOWED min(c, f), the copy of a layer beside the next one
-    backward   up:   max(c, b) + SLOWED min(c, b), the copy of a layer beside the backward of the one after it
+    forward    down: max(COPIES_BESIDE c, f + s c), the copy of a layer beside the next one
+    backward   up:   max(COPIES_BESIDE c, b + s c), the copy of a layer beside the backward of the one after it
 
 Under ZeRO 2 and 3 the gather of another layer's weights and the reduction of its gradients run beside both, on another
 link and another stream. With g seconds of them a layer lasts ``f | g``, the longer of compute and traffic, both slowed
@@ -34,14 +35,23 @@ from workloads.costs.time.rank_times import ChunkTimes
 from workloads.costs.time.step_simulation import Most, Seconds
 from workloads.costs.time.step_times import StepTimes
 from workloads.costs.traffic.collectives import Contention, slowed_s, together_s
+from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_layers import layers_of
 
 SLOWED = 0.26
-"""Seconds by which a second of copies to or from the host slows the layers beside it: Llama 8B, dp 2, ZeRO 3, 4 x 4,096
-tokens, 10.4 GB a device and direction, which take 0.19 s each and fit beside the layers; the step took 1.556 s instead
-of 1.456 (two H200, results/recorded/h200x2_budgets/NOTE.md)."""
+"""Seconds by which a second of copies to or from the host slows the layers beside it in eager steps: Llama 8B, dp 2,
+ZeRO 3, 4 x 4,096 tokens, 10.4 GB a device and direction, which take 0.19 s each and fit beside the layers; the step
+took 1.556 s instead of 1.456 (two H200, results/recorded/h200x2_budgets/NOTE.md)."""
+SLOWED_IN_GRAPHS = 0.05
+"""The same in captured steps, from the time of forward and backward in four rows whose copies fit beside the layers: 8
+layers of Llama 8B 0.03, 0.07 and (cp 2) 0.00, Llama 3B 0.06 (H200, results/recorded/h200x1_streamed, h200x2_streamed).
+Why eager copies slow more is not measured."""
+COPIES_BESIDE = 1.07
+"""How much longer copies take beside layers than alone (in a probe): six captured rows whose copies take longer than
+their layers, 1.066 to 1.087 (Llama 1B, SmolLM 1.7B and 8 layers of Llama 8B with all activations on the host, the same
+two folders and h200x1_streamed_again)."""
 
 
 class Waits(NamedTuple):
@@ -113,28 +123,38 @@ def waits_of_chunks(experiment: Experiment, cluster: ClusterSpec) -> list[list[W
     seconds, link = seconds_of_layers(e, cluster), cluster.host.one_way_bandwidth
     if seconds is None or link is None:
         return None
+    slowed = slowed_of(e, cluster)
     return [
-        [waits_of(*both, link) for both in zip(seconds[rank], offloaded_of_chunks(e, rank), strict=True)]
+        [waits_of(*both, link, slowed) for both in zip(seconds[rank], offloaded_of_chunks(e, rank), strict=True)]
         for rank in range(e.pp)
     ]
 
 
-def waits_of(layers: Sequence[LayerSeconds], offloaded: Sequence[int], link: float) -> Waits:
-    """The waits of a chunk with these layers and bytes on the host, from its last layer to its first."""
+def slowed_of(experiment: Experiment, cluster: ClusterSpec) -> float:
+    """Seconds by which a second of copies slows the layers beside it."""
+    return SLOWED_IN_GRAPHS if is_captured(experiment, cluster.backend) else SLOWED
+
+
+def waits_of(layers: Sequence[LayerSeconds], offloaded: Sequence[int], link: float, slowed: float) -> Waits:
+    """The waits of a chunk with these layers and bytes on the host, from its last layer to its first. ``slowed``: from
+    `slowed_of`."""
     forward = backward = 0.0
     for place, (one, size) in enumerate(zip(layers, offloaded, strict=True)):
         copy, beside = size / link, Contention(one.compute_beside, one.traffic_beside)
-        forward += waiting_s(copy, one.forward_s, one.gather_s, beside)
+        forward += waiting_s(copy, one.forward_s, one.gather_s, beside, slowed)
         if place:
-            backward += waiting_s(copy, one.backward_s, one.gather_s + one.reduce_s, beside)
+            backward += waiting_s(copy, one.backward_s, one.gather_s + one.reduce_s, beside, slowed)
         else:
             backward += max(0.0, copy - one.gather_s)
     return Waits(forward, backward)
 
 
-def waiting_s(copy_s: Seconds, compute_s: Seconds, traffic_s: Seconds, beside: Contention, most: Most = max) -> Seconds:
-    """Seconds that copies add to a layer with so much compute and traffic. ``most``: as in `together_s`."""
-    later = most(copy_s, compute_s) + SLOWED * -most(-copy_s, -compute_s) - compute_s
+def waiting_s(
+    copy_s: Seconds, compute_s: Seconds, traffic_s: Seconds, beside: Contention, slowed: float, most: Most = max
+) -> Seconds:
+    """Seconds that copies add to a layer with so much compute and traffic. ``slowed``: from `slowed_of`; ``most``: as
+    in `together_s`."""
+    later = most(COPIES_BESIDE * copy_s, compute_s + slowed * copy_s) - compute_s
     waits_for_traffic = together_s(compute_s, traffic_s, most, beside) - slowed_s(compute_s, traffic_s, beside)
     return most(0.0, later - waits_for_traffic)
 

@@ -35,7 +35,7 @@ from workloads.costs.time.rank_times import (
     tied_s,
 )
 from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, ends_s, step_bounds_s
-from workloads.costs.time.update_pace import paced_bytes
+from workloads.costs.time.update_pace import paced_bytes, rows_of_operations_s
 from workloads.costs.traffic.collectives import (
     Contention,
     Group,
@@ -157,12 +157,18 @@ class StepTimes:
         return StepParts(times, steps, optimizers_s, latency)
 
     def _of_matrices_s(self, e: Experiment, kinds: int) -> Floats:
-        """Seconds that whole matrices and copies of heads add to the update of each of the kinds of ranks."""
-        if not optimizer_of(e).whole_matrices and not copies_of_heads(e):
+        """Seconds that matrices and copies of heads add to the update of each of the kinds of ranks."""
+        update = optimizer_of(e)
+        if not update.whole_matrices and not update.keeps_lines and not copies_of_heads(e):
             return np.zeros(kinds)
         stages = [experiment_stages(e)[kind] for kind in dict.fromkeys(ranks_alike(e))]
         return np.array(
-            [matrix_update_s(e, one, self.cluster) + copied_heads_s(e, one, self.cluster) for one in stages]
+            [
+                matrix_update_s(e, one, self.cluster)
+                + rows_of_operations_s(e, one)
+                + copied_heads_s(e, one, self.cluster)
+                for one in stages
+            ]
         )
 
     def _sums(self, e: Experiment, held: _Kinds, times: _OfLayers) -> Floats:

@@ -11,7 +11,9 @@ from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory.host_activations import link_bytes, offloaded_of_chunks
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.offload_times import (
+    COPIES_BESIDE,
     SLOWED,
+    SLOWED_IN_GRAPHS,
     LayerSeconds,
     added_by_offload,
     seconds_of_layers,
@@ -45,26 +47,30 @@ def case(**fields: Any) -> Experiment:
     return Experiment.canonical(**{**usual, **fields})
 
 
-def test_a_fast_link_adds_only_what_nothing_hides() -> None:
+@pytest.mark.parametrize(("cuda_graph", "slowed"), [("auto", SLOWED_IN_GRAPHS), ("none", SLOWED)])
+def test_a_fast_link_adds_only_what_nothing_hides(cuda_graph: str, slowed: float) -> None:
     """The last layer before the head stays, so one rank is only slowed; a stage without the head also waits for the
     copy of its last layer."""
-    rate = 1e13
-    assert added_by_offload(case(), linked(rate)) == pytest.approx(SLOWED * link_bytes(case()) / rate)
-    staged = case(pp=2)
+    rate, whole = 1e13, case(cuda_graph=cuda_graph)
+    assert added_by_offload(whole, linked(rate)) == pytest.approx(slowed * link_bytes(whole) / rate)
+    staged = case(pp=2, cuda_graph=cuda_graph)
     of_layers = offloaded_of_chunks(staged, 0)[0]
     waits = waits_of_chunks(staged, linked(rate))
     assert waits is not None
-    down, up = SLOWED * sum(of_layers) / rate, (of_layers[0] + SLOWED * sum(of_layers[1:])) / rate
+    down, up = slowed * sum(of_layers) / rate, (of_layers[0] + slowed * sum(of_layers[1:])) / rate
     assert waits[0][0] == (pytest.approx(down), pytest.approx(up))
     assert added_by_offload(staged, linked(rate)) == pytest.approx((8 + 1) * (down + up))
 
 
 def test_copies_slow_what_is_beside_them() -> None:
-    """By hand: 16 layers of 1 GB each at 50 GB/s, 20 ms down and 20 ms up, beside layers that take longer."""
+    """By hand: 16 layers of 1 GB each at 50 GB/s, 20 ms down and 20 ms up, beside layers that take longer; then beside
+    layers that are shorter, of 10 and 15 ms, in which copies take 7 % longer than alone."""
     layers = [LayerSeconds(0.05, 0.1, 0.0, 0.0, 1.0, 1.0)] * 16
-    assert SLOWED == 0.26
-    waits = waits_of(layers, [10**9] * 16, 50e9)
+    waits = waits_of(layers, [10**9] * 16, 50e9, 0.26)
     assert waits == (pytest.approx(16 * 0.0052), pytest.approx(0.02 + 15 * 0.0052))
+    short = [LayerSeconds(0.01, 0.015, 0.0, 0.0, 1.0, 1.0)] * 16
+    waits = waits_of(short, [10**9] * 16, 50e9, 0.05)
+    assert waits == (pytest.approx(16 * 0.0114), pytest.approx(0.02 + 15 * 0.0064))
 
 
 def test_copies_in_one_direction_have_its_rate() -> None:
@@ -77,18 +83,18 @@ def test_copies_hide_behind_gathers_and_reductions_that_take_longer() -> None:
     """By hand: layers of 20 and 40 ms beside 100 ms of gathers, forward, and 300 ms with reductions, backward, that
     slow nothing. Copies of 60 ms delay only compute, which waits anyway; the last layer's copy back has its gather."""
     layers = [LayerSeconds(0.02, 0.04, 0.1, 0.2, 0.0, 0.0)] * 4
-    assert waits_of(layers, [3 * 10**9] * 4, 50e9) == (0.0, 0.0)
-    assert waits_of(layers, [6 * 10**9] * 4, 50e9).backward_s == pytest.approx(0.02)
+    assert waits_of(layers, [3 * 10**9] * 4, 50e9, 0.26) == (0.0, 0.0)
+    assert waits_of(layers, [6 * 10**9] * 4, 50e9, 0.26).backward_s == pytest.approx(0.02)
 
 
 def test_copies_delay_compute_that_is_slower_than_its_traffic() -> None:
     """What a layer of 50 ms waits for copies of 20 ms is the same with gathers of 10 ms beside it and without; where
     gathers end 3 ms after compute, it is 3 ms less."""
-    alone = waits_of([LayerSeconds(0.05, 0.1, 0.0, 0.0, 1.0, 1.0)] * 16, [10**9] * 16, 50e9)
-    beside = waits_of([LayerSeconds(0.05, 0.1, 0.01, 0.01, 1.0, 1.0)] * 16, [10**9] * 16, 50e9)
+    alone = waits_of([LayerSeconds(0.05, 0.1, 0.0, 0.0, 1.0, 1.0)] * 16, [10**9] * 16, 50e9, 0.26)
+    beside = waits_of([LayerSeconds(0.05, 0.1, 0.01, 0.01, 1.0, 1.0)] * 16, [10**9] * 16, 50e9, 0.26)
     assert beside.forward_s == pytest.approx(alone.forward_s)
     assert beside.backward_s == pytest.approx(alone.backward_s - 0.01)  # the first gather
-    later = waits_of([LayerSeconds(0.05, 0.1, 0.053, 0.0, 0.0, 0.0)] * 16, [10**9] * 16, 50e9)
+    later = waits_of([LayerSeconds(0.05, 0.1, 0.053, 0.0, 0.0, 0.0)] * 16, [10**9] * 16, 50e9, 0.26)
     assert later.forward_s == pytest.approx(alone.forward_s - 16 * 0.003)
 
 
@@ -108,7 +114,7 @@ def test_a_slow_link_paces_the_step() -> None:
     assert rates is not None and added is not None
     one = layer_times(e, CLUSTER, rates, layers_of(e.model).kinds[0])
     beside = 8 * 31 * (one.forward_s + one.backward_s)  # 31 of 32 layers, 8 micro-batches
-    assert added == pytest.approx(link_bytes(e) / slow - beside + SLOWED * beside)
+    assert added == pytest.approx(COPIES_BESIDE * link_bytes(e) / slow - beside)
     whole, plain = estimate_time(e, linked(slow)), estimate_time(e.replace(activation_offload="none"), CLUSTER)
     assert whole is not None and plain is not None
     assert whole.step_time_s == pytest.approx(plain.step_time_s + added)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.workloads.costs.shapes import LLAMA_8B
-from workloads.costs.time.update_pace import paced_bytes
+from tests.workloads.costs.shapes import H200, LLAMA_1B, LLAMA_8B, QWEN3_30B
+from workloads.costs.shape.partition import experiment_stages
+from workloads.costs.time.step_times import StepTimes
+from workloads.costs.time.update_pace import ADAFACTOR_ROW_S, paced_bytes, rows_of_operations_s
 from workloads.spec.experiment import Experiment
 from workloads.spec.updates.optimizer import optimizer_of
 
@@ -16,7 +18,7 @@ BF16 = {"optimizer_states": "bf16", "master_weights": "bf16"}
     ("fields", "milliseconds"),
     [
         ({}, 10.18),
-        ({"optimizer": "adafactor"}, 38.43),
+        ({"optimizer": "adafactor"}, 24.0e-9 * 1.2358e9),
         ({"master_weights": "bf16"}, 11.04),
         ({"optimizer_states": "bf16"}, 13.06),
         (BF16, 13.12),
@@ -33,3 +35,26 @@ def test_nothing_takes_less_than_its_bytes() -> None:
     for optimizer in ("adamw", "muon", "sgd", "adafactor"):
         spec = optimizer_of(Experiment.canonical(model=LLAMA_8B, global_batch_size=1, optimizer=optimizer))
         assert paced_bytes(spec) >= spec.traffic_bytes
+
+
+def test_adafactor_has_a_row_of_operations_for_equal_matrices_of_a_layer() -> None:
+    """Six of a dense layer (q, k, v, o, gate and up, down) and the tied embedding, on every rank, and seven of a layer
+    of experts, whose router is one; AdamW has none."""
+    dense = Experiment.canonical(model=LLAMA_1B, global_batch_size=2, optimizer="adafactor", dp_shard=2, zero_stage=3)
+    assert rows_of_operations_s(dense, experiment_stages(dense)[0]) == pytest.approx((16 * 6 + 1) * ADAFACTOR_ROW_S)
+    routed = dense.replace(model=QWEN3_30B, ep=2)
+    assert rows_of_operations_s(routed, experiment_stages(routed)[0]) == pytest.approx((48 * 7 + 2) * ADAFACTOR_ROW_S)
+    assert rows_of_operations_s(dense.replace(optimizer="adamw"), experiment_stages(dense)[0]) == 0
+
+
+def test_a_step_has_them_once() -> None:
+    """Per rank of two stages, half of what one rank has, and the embedding twice."""
+    e = Experiment.canonical(model=LLAMA_1B, global_batch_size=2, optimizer="adafactor")
+    halves = e.replace(pp=2, pp_schedule="1f1b")
+    added = []
+    for one in (e, halves):
+        parts = StepTimes(H200).parts([one])
+        seconds = [rows_of_operations_s(one, stage) for stage in experiment_stages(one)]
+        assert float(parts.steps.optimizer_s[0]) > max(seconds)
+        added.append(sum(seconds))
+    assert added[1] == pytest.approx(added[0] + ADAFACTOR_ROW_S)
