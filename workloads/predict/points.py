@@ -144,6 +144,10 @@ class Points:
     """B/s of each device inside a node."""
     inter: Floats
     """B/s of each device between nodes, in the first tier of the network; NaN: unknown."""
+    pair: Floats
+    hop_pair: Floats
+    """``pair``, ``hop_pair``: B/s of each of two devices that are a group by themselves inside a node, and seconds to
+    start one of their collectives, as probes found them; NaN: not known."""
     hop_inside: Floats
     hop_between: Floats
     """``hop_inside``, ``hop_between``: seconds to start one hop of a ring inside a node, and between nodes; the former

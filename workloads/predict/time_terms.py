@@ -352,8 +352,13 @@ def _tensor_parallel(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
     repeated = np.where(x.recompute == 2, (4.0 - facts.stops_early) * x.recomputed, 0.0)
     gathered_again = (facts.sequence_parallel > 0) * (1 - facts.keeps_gathers)
     collectives = 8.0 + 2.0 * gathered_again + repeated
-    each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / bandwidth(x, x.tp, np.ones_like(x.tp), p)
+    rate = bandwidth(x, x.tp, np.ones_like(x.tp), p)
     start = p["tp_start"] * (x.tp - 1) + p["tp_between"] * np.maximum(0.0, x.tp / x.node - 1)
+    # Two devices have fewer channels between them than eight, and their messages are short.
+    pair = (x.tp == 2) & (x.node >= 2)
+    rate = np.where(pair, np.fmin(rate, x.pair), rate)
+    start = np.where(pair, np.fmax(start, x.hop_pair), start)
+    each = 2 * x.tokens * x.hidden * (x.tp - 1) / x.tp / rate
     return np.where(x.tp > 1, collectives * (each + start) * p["tp_exposed"], 0.0)
 
 
