@@ -22,14 +22,14 @@ from workloads.spec.cluster import ClusterSpec
 def network_columns(cluster: ClusterSpec) -> dict[str, Any]:
     """The fields of `Points` that describe the network of a row's cluster."""
     inside, outside = cluster.inside, cluster.outside
-    pair = cluster.intra_node
+    nearest = cluster.tiers_by_size[0]
     inner = [tier for tier in cluster.tiers_by_size if not tier.network][:-1]
     return {
         "node": float(cluster.domain),
         "intra": inside.bandwidth,
         "inter": outside[0].bandwidth if outside else math.nan,
-        "pair": math.nan if pair is None or pair.pair_bandwidth is None else pair.pair_bandwidth,
-        "hop_pair": math.nan if pair is None or pair.pair_latency_s is None else pair.pair_latency_s,
+        "pair": math.nan if nearest.pair_bandwidth is None else nearest.pair_bandwidth,
+        "hop_pair": math.nan if nearest.pair_latency_s is None else nearest.pair_latency_s,
         "hop_inside": inside.latency_s,
         "hop_between": (outside[0] if outside else inside).latency_s,
         "inner": [(float(tier.devices or 0), tier.bandwidth, tier.latency_s) for tier in inner],

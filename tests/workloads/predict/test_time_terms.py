@@ -12,6 +12,7 @@ from sweep.predicting.codebases import profiles_with, read_profiles
 from tests.workloads.predict.tables import row
 from tests.workloads.predict.test_predictor import points
 from workloads.costs.time.pipeline import pipeline_time_s
+from workloads.predict import time_terms
 from workloads.predict.memory_terms import MEMORY, peaks
 from workloads.predict.parameters import TIME
 from workloads.predict.time_terms import TimeTerms, facts_of, step_parts
@@ -209,3 +210,15 @@ def test_kernels_of_a_graph_follow_one_another_without_gaps() -> None:
     assert in_fp8 - graph > 10000
     assert eager - graph == pytest.approx(32 * 2 + 2 * 100 + 10000, rel=1e-6)
     assert graph < 10
+
+
+def test_two_devices_exchange_at_the_rate_and_with_the_start_of_a_pair() -> None:
+    found = points([row(gpus=8, dp=8 // tp, tp=tp) for tp in (1, 2, 4)])
+    facts, exposed = facts_of(found, PROFILES), {}
+    for name, bandwidth, start_s in (("unknown", np.nan, np.nan), ("pair", 50e9, 40e-6)):
+        pair = {"pair": np.full(3, bandwidth), "hop_pair": np.full(3, start_s)}
+        exposed[name] = time_terms._tensor_parallel(dataclasses.replace(found, **pair), facts, BARE)
+    assert exposed["unknown"][[0, 2]].tolist() == exposed["pair"][[0, 2]].tolist()
+    each = found.tokens[1] * found.hidden[1] / 50e9 + 40e-6  # half of the tokens, two bytes each
+    assert exposed["pair"][1] > exposed["unknown"][1] > 0
+    assert exposed["pair"][1] == pytest.approx(10 * each * BARE["tp_exposed"])
