@@ -169,14 +169,10 @@ def test_full_recomputation_repeats_a_forwards_part_of_what_the_host_launches() 
     assert in_fp8 / in_16_bits == pytest.approx(1.5, rel=1e-3)
 
 
-def test_inputs_that_stay_gathered_spare_two_of_ten_collectives_and_take_memory() -> None:
+def test_inputs_that_stay_gathered_take_memory() -> None:
     """Of each layer and micro-batch in flight, two values of 2 bytes a token and hidden unit, but for their shards."""
-    rows = [row(gpus=8, dp=1, tp=8, grad_accum=1)]
-    values = {**DEVICE, "tp_exposed": 1.0, "tp_start": 1.0, "memory": 1e12, "matmul": 1e12, "attention": 1e12}
-    kept, again = (parts(rows, values, keeps_gathers=kept).pipeline for kept in (1.0, 0.0))
-    assert kept / again == pytest.approx(0.8, rel=1e-3)
-    found, form = points(rows), {name: one.value for name, one in MEMORY.items()}
-    facts = facts_of(found, PROFILES)
+    found = points([row(gpus=8, dp=1, tp=8, grad_accum=1)])
+    form, facts = {name: one.value for name, one in MEMORY.items()}, facts_of(found, PROFILES)
     more = dataclasses.replace(facts, keeps_gathers=np.ones(1))
     added = peaks(found, more, form)[1] - peaks(found, facts, form)[1]
     assert added == pytest.approx(32 * 2 * 2 * (1 - 1 / 8) * 2 * 4096 * 4096)
