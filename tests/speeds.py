@@ -1,15 +1,18 @@
-"""What a user waits for, against its budget in seconds: ``python -m tests.speeds`` on an idle machine.
+"""What a user waits for, and the memory of it, against its budget: ``python -m tests.speeds`` on an idle machine.
 
 Apart from the tests, which count the work instead: a clock says little on a machine that does something else, too.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis.compare import matching
 from tests.analysis import explorer_page
@@ -19,8 +22,12 @@ from tests.analysis.conftest import frame_of
 from tests.analysis.report_page import STUDY, built, cell
 from tests.analysis.report_page import opened as report_opened
 
-Measured = tuple[str, float, float]
-"""What was done, its seconds, and its budget."""
+
+class Measured(NamedTuple):
+    what: str
+    amount: float
+    budget: float
+    unit: str = "s"
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -39,7 +46,18 @@ def many_points() -> Iterator[Measured]:
         points = matching.points(many)
         matching.match(points, points.assign(experiment_id=points["experiment_id"] + "x"))
 
-    yield "30,000 points are matched", seconds(match), 15.0
+    yield Measured("30,000 points are matched", seconds(match), 15.0)
+
+
+def advice() -> Iterator[Measured]:
+    """Processor time and memory of ``advise`` for two of the largest questions."""
+    for model in ("deepseek_v3", "llama405b"):
+        words = ["advise", f"model={model}", "cluster=h100_ib400", "gpus=1024", "--json"]
+        advising = subprocess.Popen([sys.executable, "-m", "sweep", *words], stdout=subprocess.DEVNULL)
+        _, status, used = os.wait4(advising.pid, 0)
+        assert status == 0, f"advise for {model} failed"
+        yield Measured(f"advice for {model} on 1,024 GPUs", used.ru_utime + used.ru_stime, 20.0)
+        yield Measured("its memory", used.ru_maxrss / 1024, 400.0, "MiB")
 
 
 def explorers() -> Iterator[Measured]:
@@ -50,14 +68,14 @@ def explorers() -> Iterator[Measured]:
                 where = Path(folder)
                 page = explorer_page.written(explorer_page.results_of(explorer_page.many(rows), where), where)
                 explorer_page.opened(browser, page)
-            yield f"{rows:,} rows: the table", browser.js("Explorer.timing.table") / 1e3, table_s
-            yield f"{rows:,} rows: the plot", browser.js("Explorer.timing.open") / 1e3, open_s
+            yield Measured(f"{rows:,} rows: the table", browser.js("Explorer.timing.table") / 1e3, table_s)
+            yield Measured(f"{rows:,} rows: the plot", browser.js("Explorer.timing.open") / 1e3, open_s)
             filtered = []
             for value in ("ok", "oom", "ok", "oom"):
                 browser.click(explorer_page.chip("outcome", value))
                 filtered.append(browser.js("Explorer.timing.filter") / 1e3)
                 browser.wait("Explorer.timing.plotted")
-            yield f"{rows:,} rows: a filter", min(filtered), filter_s
+            yield Measured(f"{rows:,} rows: a filter", min(filtered), filter_s)
 
 
 def page_of_the_study() -> Iterator[Measured]:
@@ -67,23 +85,24 @@ def page_of_the_study() -> Iterator[Measured]:
     with chromium() as browser, tempfile.TemporaryDirectory() as folder:
         page = built(STUDY, Path(folder))
         times = [report_opened(browser, page).js("[Report.timing.answer, Report.timing.all]") for _ in range(3)]
-        yield "the study's page: its answer", min(first for first, _ in times) / 1e3, 0.5
-        yield "the study's page: all of it", min(last for _, last in times) / 1e3, 1.0
+        yield Measured("the study's page: its answer", min(first for first, _ in times) / 1e3, 0.5)
+        yield Measured("the study's page: all of it", min(last for _, last in times) / 1e3, 1.0)
         took = []
         for size in 3 * (8, 64, 512):
             browser.js("void (window.began = performance.now())")
             browser.click(cell("8.86B", size))
             took.append(browser.js("performance.now() - window.began") / 1e3)
-        yield "the study's page: another cell", min(took), 0.1
+        yield Measured("the study's page: another cell", min(took), 0.1)
 
 
 def main() -> int:
-    slow = 0
-    for measure in (many_points, explorers, page_of_the_study):
-        for what, took_s, budget_s in measure():
-            print(f"{what:<40}{took_s:8.3f} s of {budget_s:.3f} s{'' if took_s <= budget_s else '  TOO SLOW'}")
-            slow += took_s > budget_s
-    return 1 if slow else 0
+    too_much = 0
+    for measure in (many_points, advice, explorers, page_of_the_study):
+        for what, amount, budget, unit in measure():
+            over = amount > budget
+            print(f"{what:<40}{amount:8.3f} {unit} of {budget:.3f} {unit}{'  TOO MUCH' if over else ''}")
+            too_much += over
+    return 1 if too_much else 0
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 1. Rows whose layouts all need more memory than a device has are left out (`sweep.advising.floor`).
 2. For the other rows the parts of a step are computed in one batch (`Times.bounds`). They give an estimate for every
    group of layouts: by recomputation, schedule, replicas of shards and kind of context parallelism. What experts,
-   replicas and other kinds of context parallelism add is bounded for many layouts at once (`Times.least_factors`), and
-   computed exactly only for those whose bound is good enough.
+   replicas and other kinds of context parallelism add is bounded for many layouts at once
+   (`sweep.advising.factor_bounds`), and computed exactly only for those whose bound is good enough.
 3. Groups are expanded in the order of these estimates and timed as in a plan, until the next estimate is worse than the
    best few layouts by a margin (`MARGIN`). The exact memory is computed only for layouts that would be among these.
 
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from sweep.advising.axes import KINDS
 from sweep.advising.by_stage import MORE, by_stage
+from sweep.advising.factor_bounds import FactorBounds
 from sweep.advising.floor import Floor, floor_of, saved_of
 from sweep.advising.ranked import Family, Peak, Ranked, RankedLayout, family_of
 from sweep.advising.simpler import simplest
@@ -119,8 +120,8 @@ class Ranking:
     width: float = field(init=False)
     """Least log-width of a half interval without the part of the structure factor."""
     factors: dict[tuple[int, str, int], float] = field(default_factory=dict)
-    least: dict[str, Floats] = field(default_factory=dict)
-    """Lower bounds of factors by kind of context parallelism, of these rows; NaN: not computed."""
+    factor_bounds: dict[str, FactorBounds] = field(default_factory=dict)
+    """By kind of context parallelism, of the rows that were last asked for."""
 
     def __post_init__(self) -> None:
         space, saved = self.space, saved_of(self.space)
@@ -231,7 +232,7 @@ class Ranking:
         estimates = np.stack([self._estimate(mine, group) for group in alike], axis=1)
         first = np.stack([self._least(mine, group) for group in alike], axis=1).min(axis=1) * self._widening(0.0)
         if not self._is_form(alike[0]) and len(there := np.flatnonzero(first < worst_s)):
-            factors = self._least_factors(mine[there], alike[0].cp_kind)
+            factors = self._least_factors(mine, there, alike[0].cp_kind, alike[0].replicas)
             wider = self._widening(np.maximum(0.0, np.log(factors)))
             first[there] = np.maximum(first[there], factors * wider * estimates[there].min(axis=1))
         return first, estimates
@@ -241,11 +242,14 @@ class Ranking:
         structure = NORMAL_90 * _OF_WIDTH * layouts.STRUCTURE_SPREAD * log_factor
         return np.exp(CAUTION * np.hypot(self.width, structure))
 
-    def _least_factors(self, here: Ints, kind: str) -> Floats:
-        known = self.least.setdefault(kind, np.full(len(self.rows), np.nan))
-        if len(new := here[np.isnan(known[here])]):
-            known[new] = self.times.least_factors(self.space, self.rows[new], kind)
-        return known[here]
+    def _least_factors(self, mine: Ints, there: Ints, kind: str, replicas: int) -> Floats:
+        """Bounds of the rows ``mine[there]``."""
+        rows, known = self.rows[mine[there]], self.factor_bounds.get(kind)
+        if known is None or not known.covers(rows):
+            # Rings are needed of nearly all rows, at the latest with other schedules.
+            asked = self.rows[mine] if kind == "ring" else rows
+            known = self.factor_bounds[kind] = FactorBounds.of(self.times, self.space, asked, kind)
+        return known.least(rows, replicas)
 
     def _is_form(self, group: LayoutGroup) -> bool:
         """Whether the closed form describes the group's structure, so that its factor is 1. This project's engine adds
@@ -340,7 +344,8 @@ class Ranking:
 
     def fitting(self, one: Experiment, time: StepTime) -> RankedLayout | None:
         """The layout with its memory, and the time that a nearly full device takes more; None: it does not fit."""
-        if (memory := self.peak(one)) is None or memory.peak_bytes > self.limit_bytes or not self._fits_host(one):
+        memory = self.peak(one, self.limit_bytes)
+        if memory is None or memory.peak_bytes > self.limit_bytes or not self._fits_host(one):
             return None
         if is_own(one):
             time = self.times.forecast.near_full(time, memory.peak_bytes)
@@ -352,9 +357,12 @@ class Ranking:
         limit = cluster.host.memory_bytes
         return limit is None or node_host_bytes(experiment, cluster.devices_per_node) <= limit
 
-    def peak(self, experiment: Experiment) -> Peak | None:
-        """Peak memory without the workspace of matrix products; None: unknown."""
-        return peak_stage(experiment) if is_own(experiment) else self.times.forecast.memory.peak(experiment)
+    def peak(self, experiment: Experiment, limit_bytes: float = math.inf) -> Peak | None:
+        """Peak memory without the workspace of matrix products, of any stage above ``limit_bytes`` if there is one;
+        None: unknown."""
+        if is_own(experiment):
+            return peak_stage(experiment, limit_bytes)
+        return self.times.forecast.memory.peak(experiment)
 
     def smallest(self, size: int) -> tuple[Experiment, Peak] | None:
         """If nothing fits: the layout with the lowest memory, of those with the lowest bounds; None: there are no

@@ -17,7 +17,6 @@ from sweep.predicting.codebases import key_of_engine
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known, known_of
 from workloads.predict import layouts
-from workloads.predict.network_terms import without_outer_tiers
 from workloads.predict.points import CAPTURED, Floats, Points, fp8_kind
 from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
 
@@ -104,34 +103,7 @@ class Times:
         structures = self.forecast.structures
         factors = structures.factors(experiments)
         points = self.forecast.points(experiments, structures.of_layers(experiments, factors))
-        return self._of_bounds(factors, points)
-
-    def least_factors(self, space: LayoutSpace, rows: Ints, kind: str) -> Floats:
-        """Lower bounds of `factors` for every number of replicas, by row. ``kind``: of context parallelism.
-
-        Rows with the same degrees and micro-batch differ in ZeRO stage and replicas, which only add data-parallel
-        traffic: the structure without it bounds all of them. The neighbour by which it is divided, and the closed form,
-        are those of the row.
-        """
-        structures = self.forecast.structures
-        # The lowest ZeRO stage comes first: its products may add to gradients themselves, which takes no longer.
-        order = np.argsort(space.zero[rows], kind="stable")
-        rows = rows[order]
-        degrees = [one[rows] for one in (space.dp, space.tp, space.cp, space.pp, space.mbs)]
-        first, of_shared = _distinct([*degrees, space.ep[rows], space.etp[rows]])
-        shared = [space.spelled(row, space.plain_group(row, kind)) for row in rows[first].tolist()]
-        first, of_near = _distinct([*degrees, space.zero[rows]])
-        near = [space.spelled(row, space.plain_group(row, kind)) for row in rows[first].tolist()]
-        factors = structures.least_s(shared)[of_shared] / structures.plain_s(near)[of_near]
-        points = without_outer_tiers(self.forecast.points(shared, np.ones(len(shared))))
-        least = np.empty(len(rows))
-        for start in range(0, len(rows), _CHUNK):
-            part = slice(start, min(start + _CHUNK, len(rows)))
-            of_rows = points.take(of_shared[part])
-            scaled = factors[part] if layouts.has_odd_layers(shared[0]) else of_rows.scaled
-            of_rows = dataclasses.replace(of_rows, zero=space.zero[rows[part]].astype(float), scaled=scaled)
-            least[order[part]] = _BELOW * self._of_bounds(factors[part], of_rows)
-        return least
+        return self.of_bounds(factors, points)
 
     def narrowest(self, space: LayoutSpace, rows: Ints) -> float:
         """Least log-width of half of a 90 % interval over some of the rows, without the part of a structure factor."""
@@ -140,7 +112,7 @@ class Times:
         predicted = self.forecast.predictor.predict(points)
         return float(np.log(predicted.high_s / predicted.step_time_s).min(initial=np.inf))
 
-    def _of_bounds(self, factors: Floats, points: Points) -> Floats:
+    def of_bounds(self, factors: Floats, points: Points) -> Floats:
         """Structure factors relative to the bounds, whose hosts are those of dense layers. ``points``: with the host's
         part of the layers."""
         with_structure, plain = map(self.forecast.predictor.seconds, (points, layouts.without_layers(points)))
@@ -195,14 +167,6 @@ _CHUNK = 20_000
 """Rows per batch: their stages are arrays as wide as the longest pipeline."""
 _SAMPLE = 256
 """Number of rows whose intervals stand for all."""
-_BELOW = 1 - 1e-9
-"""Factor on lower bounds for what rounding may add to them."""
-
-
-def _distinct(columns: Sequence[Ints]) -> tuple[Ints, Ints]:
-    """(first, of_row): where each combination of the columns' values comes first, and the combination of each row."""
-    _, first, of_row = np.unique(np.stack(columns, axis=1), axis=0, return_index=True, return_inverse=True)
-    return first, of_row.reshape(-1)
 
 
 def _columns(space: LayoutSpace, rows: Ints, kind: int) -> dict[str, Floats]:

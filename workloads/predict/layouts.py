@@ -24,6 +24,8 @@ import numpy as np
 from workloads.costs.shape.params import matmul_of
 from workloads.costs.shape.peer_memory import WITHOUT_SHARED_MEMORY, shares_memory
 from workloads.costs.time.attention_rates import attention_relative
+from workloads.costs.time.model_parallel import ModelParallel
+from workloads.costs.time.rank_times import Ints
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.experts.overheads import host_waits_of_experts, host_work_of_experts
 from workloads.predict.hardware import CALIBRATED_AT
@@ -217,9 +219,13 @@ class Structures:
         )
         return np.array([self._plain[key] for key in keys])
 
-    def least_s(self, experiments: Sequence[Experiment]) -> Floats:
-        """Lower bounds of the numerator of `factors` for every ZeRO stage and number of replicas, by experiment."""
-        least: Floats = self._near_times.least_s(experiments)
+    def model_parallel(self, experiments: Sequence[Experiment]) -> ModelParallel:
+        """What the experiments share with others, for `least_s`."""
+        return self._near_times.model_parallel(experiments)
+
+    def least_s(self, alike: ModelParallel, of: Ints, zero_stages: Ints, replicas: int) -> Floats:
+        """Lower bounds of the numerator of `factors`, see `StepTimes.least_s`."""
+        least: Floats = self._near_times.least_s(alike, of, zero_stages, replicas)
         return least
 
     def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:

@@ -111,8 +111,15 @@ UNKNOWN_HOST = HostSpec()
 """A host of which nothing is known."""
 
 
+class _WithTiers:
+    """Keeps the tiers of a cluster, which every collective asks for."""
+
+    __slots__ = ("_tiers",)
+    _tiers: tuple[TierSpec, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
+class ClusterSpec(_WithTiers):
     """Nodes of equal devices, and the links that join them: either one inside a node and one between nodes (the short
     form), or a list of tiers. Formulas read `tiers_by_size`, which both forms have."""
 
@@ -152,6 +159,13 @@ class ClusterSpec:
     @property
     def tiers_by_size(self) -> tuple[TierSpec, ...]:
         """Tiers of the network from the innermost outwards, all with a name and with ``network`` true or false."""
+        try:
+            return self._tiers
+        except AttributeError:
+            object.__setattr__(self, "_tiers", self._named_tiers())
+            return self._tiers
+
+    def _named_tiers(self) -> tuple[TierSpec, ...]:
         if self.tiers:
             return with_names(self.tiers, self.devices_per_node)
         assert self.intra_node is not None, "a cluster has links or tiers"

@@ -27,6 +27,7 @@ Not included (see `ClusterSpec.reserved_bytes`): device context, NCCL's buffers,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -95,11 +96,12 @@ def estimate_memory(experiment: Experiment) -> MemoryEstimate:
     return MemoryEstimate(tuple(map(_memory_at, peaks)), peak_stage=max(peaks, key=itemgetter(0))[1])
 
 
-def peak_stage(experiment: Experiment) -> StageMemory:
-    """Returns the stage with the highest peak, as `estimate_memory`, but evaluates only one of several equal ranks."""
+def peak_stage(experiment: Experiment, limit_bytes: float = math.inf) -> StageMemory:
+    """Returns the stage with the highest peak, as `estimate_memory`, but evaluates only one of several equal ranks, and
+    none after the first that is above ``limit_bytes``, which is then returned."""
     e = as_held(experiment)
     ranks = _fullest(ranks_alike(e), e.pp_schedule, e.num_microbatches, e.virtual_stages)
-    return _memory_at(max(_peaks(e, ranks), key=itemgetter(0)))
+    return _memory_at(max(_peaks(e, ranks, limit_bytes), key=itemgetter(0)))
 
 
 def rank_peak_bytes(experiment: Experiment, rank: int) -> int:
@@ -179,8 +181,8 @@ def saved_bytes(experiment: Experiment, rank: int) -> int:
     return sum(one.saved for held in chunks for one in layer_classes(part_of_experiment(experiment, held), held))
 
 
-def _peaks(e: Experiment, ranks: Iterable[int]) -> list[_Peak]:
-    """The first of the highest steps of each of these ranks."""
+def _peaks(e: Experiment, ranks: Iterable[int], limit_bytes: float = math.inf) -> list[_Peak]:
+    """The first of the highest steps of each of these ranks, up to the first rank that is above ``limit_bytes``."""
     held, peaks = experiment_stages(e), []
     shared: dict[tuple[str, bool], Shared] = {}
     chunks: dict[StageParams, Chunk] = {}
@@ -191,6 +193,8 @@ def _peaks(e: Experiment, ranks: Iterable[int]) -> list[_Peak]:
         timelines = timelines_of(e, shared[key], rank, held[rank], chunks)
         number, place, total = highest(timelines)
         peaks.append((total, rank, timelines[number], place))
+        if total > limit_bytes:
+            break
     return peaks
 
 

@@ -76,6 +76,27 @@ def step_bounds_s(steps: LayoutSteps) -> Floats:
     return seconds
 
 
+def least_steps_s(steps: LayoutSteps) -> Floats:
+    """Lower bounds of `step_bounds_s`, by layout, of steps with 1F1B or without a pipeline.
+
+    A rank's forwards and backwards of all micro-batches follow each other, after the first micro-batch's forwards on
+    the ranks before it, and before the last one's backwards there.
+    """
+    steady, once = steady_times(steps.chunks, steps.zero_stage), once_s(steps)
+    seconds = steps.tied_s + steps.optimizer_s
+    both = steady.forward_s + steady.wait_s + steady.backward_s
+    counts = np.array([one.num_microbatches for one in steps.schedules])
+    of_ranks = np.array([one.num_ranks for one in steps.schedules])
+    for ranks in np.unique(of_ranks).tolist():
+        layouts = np.flatnonzero(of_ranks == ranks)
+        places = np.stack([steps.schedules[at].places for at in layouts]) + steps.first[layouts, None]
+        hops = sum(_messages("1f1b", ranks, 1)) * steps.hop_s[layouts, None]
+        of_rank = both[places] + hops
+        chains = np.cumsum(of_rank, axis=1) + (counts[layouts, None] - 1) * of_rank
+        seconds[layouts] += once[places].sum(axis=1) + chains.max(axis=1)
+    return seconds
+
+
 def _alike(schedules: Sequence[PipelineShape]) -> list[tuple[list[int], PipelineShape]]:
     """Groups of layouts with the same actions; without a pipeline, numbers of micro-batches may differ in a group."""
     groups: dict[tuple[str, int, int, int], list[int]] = defaultdict(list)

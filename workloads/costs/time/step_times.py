@@ -22,6 +22,7 @@ from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.costs.time.copied_heads import copied_heads_s
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.matrix_updates import matrix_update_s
+from workloads.costs.time.model_parallel import ModelParallel, starts
 from workloads.costs.time.rank_times import (
     ChunkTimes,
     EndTimes,
@@ -34,7 +35,7 @@ from workloads.costs.time.rank_times import (
     optimizer_s,
     tied_s,
 )
-from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, ends_s, step_bounds_s
+from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, ends_s, least_steps_s, step_bounds_s
 from workloads.costs.time.update_pace import paced_bytes, rows_of_operations_s
 from workloads.costs.traffic.collectives import (
     Contention,
@@ -83,10 +84,20 @@ class StepTimes:
         same errors."""
         return self._by_layout(experiments, step_bounds_s)
 
-    def least_s(self, experiments: Sequence[Experiment]) -> Floats:
-        """Lower bounds of `seconds` for every ZeRO stage and number of replicas: steps without gathers and reductions
-        of data parallelism, and without an optimizer."""
-        return self._by_layout(experiments, lambda steps: step_bounds_s(_without_data_parallel(steps)))
+    def least_s(self, alike: ModelParallel, of: Ints, zero_stages: Ints, replicas: int) -> Floats:
+        """Lower bounds of `seconds` of layouts with 1F1B or without a pipeline that are like those of ``alike`` with
+        the indices ``of``, apart from their ZeRO stages and so many replicas of shards (below ZeRO 1 all are
+        replicas)."""
+        keys = np.stack([alike.degrees[of], zero_stages > 0], axis=1)
+        keys, of_key = np.unique(keys, axis=0, return_inverse=True)
+        divided = [_divided(alike.experiments[at], replicas if sharded else 0) for at, sharded in keys.tolist()]
+        groups = np.array([self._group(e) for e in divided])
+        data = np.column_stack([groups[of_key.reshape(-1)], zero_stages])
+        least = np.empty(len(of))
+        for start in range(0, len(of), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            least[part] = least_steps_s(self._with_data(alike.take(of[part]), data[part]).steps)
+        return least
 
     def ends_s(self, experiments: Sequence[Experiment]) -> Floats:
         """The part of `seconds` that follows the work of the last micro-batch, by experiment."""
@@ -117,40 +128,51 @@ class StepTimes:
         """Components of the steps. All experiments must be `is_known` and break no rule of their layout."""
         return self._parts(experiments)
 
-    def _parts(self, given: Sequence[Experiment]) -> StepParts:
+    def model_parallel(self, given: Sequence[Experiment]) -> ModelParallel:
+        """What the layouts share with others; they must be `is_known`."""
         experiments = [as_held(e) for e in given]
         held = [self._kinds(e) for e in experiments]
-        layers = [self._layer(e) for e in experiments]
-        table = np.array(
+        layers = [one for e in experiments if (one := self._layer(e)) is not None]
+        numbers, first = np.arange(len(experiments)), dict[Hashable, int]()
+        return ModelParallel(
+            experiments,
+            np.array([(*one.whole, *one.ends) for one in layers]),
+            np.concatenate([one.chunks for one in held], axis=1),
+            np.concatenate([one.ranks for one in held], axis=1),
+            np.repeat(numbers, [one.chunks.shape[1] for one in held]),
+            np.repeat(numbers, [one.ranks.shape[1] for one in held]),
+            np.concatenate([self._sums(e, one, two) for e, one, two in zip(experiments, held, layers, strict=True)]),
             [
-                (*one.whole, *one.ends, *self._group(e), e.zero_stage)
-                for e, one in zip(experiments, layers, strict=True)
-                if one is not None
-            ]
-        )
-        of_chunk = np.repeat(np.arange(len(experiments)), [one.chunks.shape[1] for one in held])
-        of_rank = np.repeat(np.arange(len(experiments)), [one.ranks.shape[1] for one in held])
-        chunks = HeldLayers(*np.concatenate([one.chunks for one in held], axis=1))
-        ranks = HeldLayers(*np.concatenate([one.ranks for one in held], axis=1))
-        parts = [self._sums(e, one, two) for e, one, two in zip(experiments, held, layers, strict=True) if two]
-        sums = LayerTimes(*np.concatenate(parts).T)
-        x, of_ranks = _setting(table[of_chunk], sums), _setting(table[of_rank])
-        times, first = chunk_times(x, chunks), _starts(of_rank)
-        optimizers_s = optimizer_s(of_ranks, ranks) + np.concatenate(
-            [self._of_matrices_s(e, one.ranks.shape[1]) for e, one in zip(given, held, strict=True)]
-        )
-        message, latency, bandwidth = table[:, _MESSAGE], table[:, _HOP], table[:, _HOP + 1]
-        splits = np.array([e.pp_schedule in SPLIT_BACKWARD for e in experiments])
-        steps = LayoutSteps(
-            chunks=times.work(),
-            zero_stage=table[of_chunk, -1].astype(np.int64),
-            splits=splits[of_chunk].astype(np.int64),
-            schedules=[
                 PipelineShape(e.pp_schedule, e.num_microbatches, e.pp, e.virtual_stages, one.places)
                 for e, one in zip(experiments, held, strict=True)
             ],
-            first=_starts(of_chunk),
-            hop_s=self._hops_s(experiments, message, latency + message / bandwidth),
+            np.array([first.setdefault(_DEGREES(e), at) for at, e in enumerate(experiments)]),
+        )
+
+    def _parts(self, given: Sequence[Experiment]) -> StepParts:
+        alike = self.model_parallel(given)
+        data = np.array([(*self._group(e), e.zero_stage) for e in alike.experiments])
+        kinds = np.bincount(alike.of_rank).tolist()
+        of_matrices = [self._of_matrices_s(e, count) for e, count in zip(given, kinds, strict=True)]
+        return self._with_data(alike, data, np.concatenate(of_matrices))
+
+    def _with_data(self, alike: ModelParallel, data: Floats, of_matrices_s: Floats | float = 0.0) -> StepParts:
+        """Components of steps. ``data``: the other columns of `_setting`, by layout; ``of_matrices_s``: what is added
+        to the optimizer's seconds, by rank."""
+        table = np.concatenate([alike.table, data], axis=1)
+        x, of_ranks = _setting(table[alike.of_chunk], LayerTimes(*alike.sums.T)), _setting(table[alike.of_rank])
+        ranks = HeldLayers(*alike.ranks)
+        times, first = chunk_times(x, HeldLayers(*alike.chunks)), starts(alike.of_rank)
+        optimizers_s = optimizer_s(of_ranks, ranks) + of_matrices_s
+        message, latency, bandwidth = table[:, _MESSAGE], table[:, _HOP], table[:, _HOP + 1]
+        splits = np.array([one.schedule in SPLIT_BACKWARD for one in alike.schedules])
+        steps = LayoutSteps(
+            chunks=times.work(),
+            zero_stage=table[alike.of_chunk, -1].astype(np.int64),
+            splits=splits[alike.of_chunk].astype(np.int64),
+            schedules=alike.schedules,
+            first=starts(alike.of_chunk),
+            hop_s=self._hops_s(alike.experiments, message, latency + message / bandwidth),
             tied_s=np.maximum.reduceat(tied_s(of_ranks, ranks), first),
             optimizer_s=np.maximum.reduceat(optimizers_s, first),
         )
@@ -281,10 +303,11 @@ class StepTimes:
         return self._held[key]
 
 
-def _without_data_parallel(steps: LayoutSteps) -> LayoutSteps:
-    nothing, at_ends = np.zeros(len(steps.zero_stage)), np.zeros(len(steps.schedules))
-    chunks = steps.chunks._replace(gather_s=nothing, scatter_s=nothing, replicas_s=nothing)
-    return steps._replace(chunks=chunks, tied_s=at_ends, optimizer_s=at_ends)
+def _divided(e: Experiment, replicas: int) -> Experiment:
+    """The layout with so many replicas of ZeRO's shards; 0: without ZeRO, which has no shards."""
+    if replicas == 0:
+        return e.replace(dp_replicate=e.dp, dp_shard=1, zero_stage=0)
+    return e.replace(dp_replicate=replicas, dp_shard=e.dp // replicas, zero_stage=1)
 
 
 def _make_room(kept: dict[Hashable, Any]) -> None:
@@ -296,19 +319,11 @@ def _make_room(kept: dict[Hashable, Any]) -> None:
 _OF_LAYER = attrgetter(
     *("model", "tp", "cp", "ep", "etp", "micro_batch_size", "seq_len", "slowest_length", "cp_kind"),
     "sequence_parallel",
-    *(
-        "precision",
-        "attention",
-        "recurrence",
-        "cuda_graph",
-        "compile",
-        "routing",
-        "routing_imbalance",
-        "capacity_factor",
-    ),
-    *("documents", "gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
+    *("precision", "attention", "recurrence", "cuda_graph", "compile", "routing", "routing_imbalance"),
+    *("capacity_factor", "documents", "gradient_accumulation_fusion", "engine", "engine_version", *UPDATE_FIELDS),
 )
 _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")
+_DEGREES = attrgetter("dp", "cp", "tp", "ep", "etp", "pp")
 _OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "pp_stages", "seq_len")
 
 
@@ -376,9 +391,3 @@ def _setting(table: Floats, layers: LayerTimes | None = None) -> Setting:
         columns[-1].astype(np.int64),
     ]
     return Setting._make([*whole, *parts])
-
-
-def _starts(owner: Ints) -> Ints:
-    """Index at which each owner's entries begin."""
-    starts: Ints = np.flatnonzero(np.diff(owner, prepend=-1))
-    return starts
