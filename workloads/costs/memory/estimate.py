@@ -18,7 +18,7 @@ most tokens is counted. Model states follow ZeRO (Rajbhandari et al., arXiv:1910
                 (`workloads.costs.memory.host_activations`), and the memory through which tensor-parallel ranks exchange
                 tokens
 
-and peaks at the end of one of the steps of `workloads.costs.memory.layer_events` and
+and peaks at the end of one of the steps of `workloads.costs.memory.layer_events` (with experts' in `expert_events`) and
 `workloads.costs.memory.end_events`, each of which allocates and frees named tensors.
 Compiled blocks are assumed to save the same tensors as eager blocks.
 

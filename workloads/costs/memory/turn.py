@@ -80,3 +80,14 @@ class Turn(NamedTuple):
         if self.prior:
             return 0
         return x.g * part.head // x.shards if self.reduces else x.r * part.head
+
+    def gradients(self, x: Shared, rest: int, experts: int) -> int:
+        """Bytes of gradients when units of ``rest`` elements and ``experts`` elements of experts have theirs."""
+        shard, unsharded = x.shard(rest, experts), x.r * (rest + experts)
+        gradients = self.prior or (shard if self.reduces else unsharded)
+        return gradients + (shard - x.summed(rest, experts) if self.last and (self.prior or x.unsharded) else 0)
+
+    def scaled(self, x: Shared) -> int:
+        """Bytes per element of what one shard alone takes beside the flat copy: an accumulated gradient, which is
+        counted with others, makes room for the scaled copy or for the gradient."""
+        return max(x.r, x.g) if x.unsharded and self.prior else x.scaled
