@@ -165,30 +165,29 @@ def choose(space: SearchSpace, seen: Seen, view: CellView, count: int, settings:
     """The next ``count`` candidates of the cell to run for the first time, as indices into the space.
 
     Fewer if there are no more, or if those in progress and the chosen ones probably include all that are better than
-    the best.
+    the best. Until one has succeeded, a further run is of use if those before it fail: candidates then run in the order
+    of their expected times. Improvements on a time that is only expected would lie so far in the tails of the normal
+    distribution that the widest of them would be chosen instead of the fastest.
     """
     chosen: list[int] = []
     belief, left = view.belief, ~view.running & ~view.ran
-    best = float("nan") if view.best is None else float(belief.mean[view.best])
+    best = None if view.best is None else float(belief.mean[view.best])
     for one in np.flatnonzero(view.running):
         belief = condition(belief, int(one), view.noise)
-        if view.best is None:
-            best = float(np.nanmin([best, belief.mean[one]]))
     while len(chosen) < count and left.any():
         idle = dataclasses.replace(view, fits=np.where(left, view.fits, 0.0))
-        others = view.best is not None and (chosen or view.running.any())
+        others = best is not None and (chosen or view.running.any())
         if others and improbable(idle, settings):
             break
-        if np.isfinite(best):
-            score = expected_improvement(belief.mean, belief.spread, best) * view.fits
-        else:
-            # Same score as in `in_order`.
-            score = -belief.mean + np.log(np.maximum(view.fits, 1e-9))
         allowed = left
-        if view.best is None and (fresh := left & (seen.failures[view.places] == 0)).any():
-            allowed = fresh  # what failed runs again when something else has run
+        if best is None:
+            score = _by_time(view)
+            if (fresh := left & (seen.failures[view.places] == 0)).any():
+                allowed = fresh  # what failed runs again when something else has run
+        else:
+            score = expected_improvement(belief.mean, belief.spread, best) * view.fits
         # The most promising candidate comes first, then families that have not run.
-        if view.best is not None and (chosen or count == 1):
+        if best is not None and (chosen or count == 1):
             untried = _untried_families(space, seen, view, left, chosen)
             if untried.any():
                 allowed, score = untried, -belief.mean
@@ -196,8 +195,6 @@ def choose(space: SearchSpace, seen: Seen, view: CellView, count: int, settings:
         left[one] = False
         chosen.append(int(view.places[one]))
         belief = condition(belief, one, view.noise)
-        if not np.isfinite(best):
-            best = float(belief.mean[one])
     return chosen
 
 
@@ -259,10 +256,16 @@ def best_repeat(view: CellView, within: float) -> Repeat:
 
 
 def in_order(view: CellView, count: int) -> list[int]:
-    """The ``count`` candidates with the lowest expected time, where a failure costs as much as doubling the time."""
-    score = -view.belief.mean + np.log(np.maximum(view.fits, 1e-9))
-    order = np.argsort(-score, kind="stable")
+    """The ``count`` candidates with the best `_by_time`."""
+    order = np.argsort(-_by_time(view), kind="stable")
     return [int(view.places[one]) for one in order if not view.running[one] and not view.ran[one]][:count]
+
+
+def _by_time(view: CellView) -> Floats:
+    """Score of candidates by expected time, highest first: a chance of one half to fit costs as much as doubling the
+    time."""
+    score: Floats = -view.belief.mean + np.log(np.maximum(view.fits, 1e-9))
+    return score
 
 
 def _untried_families(space: SearchSpace, seen: Seen, view: CellView, left: Flags, chosen: list[int]) -> Flags:

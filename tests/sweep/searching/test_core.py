@@ -163,6 +163,22 @@ def test_a_batch_holds_different_candidates_that_may_run(seed: int) -> None:
     assert len(set(everything)) == len(everything) <= 37
 
 
+def test_until_one_has_succeeded_candidates_run_in_the_order_of_expected_times() -> None:
+    space, _ = some_space()
+    own = space.of(0)
+    times = space.log_time.copy()
+    times[own] = 1.0 + 0.01 * np.arange(len(own))
+    times[own[:2]] = 0.0, 0.01  # by far the fastest, as predicted
+    spread = np.full(len(space), 0.05)
+    spread[own[-1]] = 0.2  # an improvement on the first two would be least improbable here
+    space = changed(space, log_time=times, time_spread=spread)
+    session = Session(space, Settings(batch=3))
+    assert session.ask(0) == own[:3].tolist()
+    session.tell(int(own[0]), "other")
+    session.tell(int(own[1]), "oom")
+    assert session.ask(0, 2) == own[3:5].tolist(), "what failed comes after what has not run"
+
+
 def test_a_family_that_has_not_run_is_tried_unless_far_slower() -> None:
     space, _ = some_space()
     own = space.of(0)
