@@ -59,6 +59,7 @@ ORDER = {
     ),
     "analysis": (
         "options",
+        "drawing",
         "rows",
         "claims",
         "memory",

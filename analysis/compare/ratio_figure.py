@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.compare import moved
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.rows import labels
 
 MOST_LABELLED = 36

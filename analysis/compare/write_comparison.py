@@ -11,7 +11,7 @@ import pandas as pd
 from analysis.compare import moved, ratio_figure, verdicts
 from analysis.compare.comparison import Comparison
 from analysis.compare.facts import FACTS
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.page.render import environment, style_sheet
 from analysis.page.staging import Staged, listed_files
 from results.shared_filesystem.whole_files import open_regular

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import collective_bandwidth
 from results.text.numbers import plural

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.figures.configuration_heatmaps import draw_pair
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, winners

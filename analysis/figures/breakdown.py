@@ -9,7 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import bar_series, breakdown_by_kind, panels, shares, style
+from analysis.drawing import bar_series, style
+from analysis.figures import breakdown_by_kind, panels, shares
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures import shares, style
+from analysis.drawing import style
+from analysis.figures import shares
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame

@@ -12,7 +12,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.rows import labels, metrics
 
 _CELL_IN = (1.62, 0.92)

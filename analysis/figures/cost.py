@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from analysis.figures import bar_series, direct_labels, style
+from analysis.drawing import bar_series, direct_labels, style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from results.tables.schema import OUTCOMES, UNKNOWN_OUTCOME

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.figures.spec import FigureSpec
 from analysis.rows import metrics
 from analysis.rows.frame_cache import cache_per_frame

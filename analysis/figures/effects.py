@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.figures import conclusions, style
+from analysis.drawing import style
+from analysis.figures import conclusions
 from analysis.figures.spec import FigureSpec
 from analysis.rows import choice_costs, labels, metrics
 from results.text.numbers import listed

@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import bar_series, breakdown_by_kind, panels, style
+from analysis.drawing import bar_series, style
+from analysis.figures import breakdown_by_kind, panels
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics, pairs, step_parts
 from analysis.rows.frame_cache import cache_per_frame

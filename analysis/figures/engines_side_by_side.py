@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures import style
+from analysis.drawing import style
 from results.text.numbers import plural
 
 MOST_LAYOUTS = 40

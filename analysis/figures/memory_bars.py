@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures import bar_series, style
+from analysis.drawing import bar_series, style
 from analysis.memory.axis_panels import Bar
 from analysis.memory.peak_split import PREDICTED, UNSPLIT
 from analysis.rows import labels

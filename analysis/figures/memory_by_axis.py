@@ -9,7 +9,7 @@ from functools import partial
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.figures.memory_bars import draw_bars, handles, limits_of
 from analysis.figures.spec import FigureSpec
 from analysis.memory import axis_panels

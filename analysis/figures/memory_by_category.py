@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from analysis.figures import bar_series, panels, style
+from analysis.drawing import bar_series, style
+from analysis.figures import panels
 from analysis.figures.memory_bars import FILLS, look
 from analysis.figures.spec import FigureSpec
 from analysis.memory.peak_split import Stack, experiment_of, predicted

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.figures.memory_bars import FILLS, draw_bars, handles, limits_of, look
 from analysis.figures.spec import FigureSpec
 from analysis.memory.axis_panels import Bar

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.figures import bar_series, conclusions, style
+from analysis.drawing import bar_series, style
+from analysis.figures import conclusions
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 

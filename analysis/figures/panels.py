@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.rows import metrics
 
 Group = tuple[str, int]

@@ -12,7 +12,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from analysis.figures import conclusions, style
+from analysis.drawing import style
+from analysis.figures import conclusions
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.load import last_attempts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.figures.predicted_vs_found import draw_intervals, finish, models_of, scatter
 from analysis.figures.spec import FigureSpec
 from analysis.rows.frame_cache import cache_per_frame

@@ -12,10 +12,10 @@ same rows (`scaling`, `cost`). The file has three parts:
    point, failed ones too). What is unknown stays null. Without rows it gives an empty table with all its columns.
    `analysis.rows.frame_cache.cache_per_frame`
    keeps the result for ``draw``. What claims or other figures need as well belongs in `analysis.rows`.
-2. ``draw(frame)`` draws that table with `analysis.figures.style.new_figure`, decorated with
-   `analysis.figures.style.styled`. It raises `analysis.figures.style.NothingToDraw` with a short reason when the rows
+2. ``draw(frame)`` draws that table with `analysis.drawing.style.new_figure`, decorated with
+   `analysis.drawing.style.styled`. It raises `analysis.drawing.style.NothingToDraw` with a short reason when the rows
    cannot make the figure; the page then shows the reason. A legend goes below the axes (`style.bottom_legend`). Colours
-   and hatches come from `analysis.figures.style`, so that the figure can be read in grey too. Every axis has its unit.
+   and hatches come from `analysis.drawing.style`, so that the figure can be read in grey too. Every axis has its unit.
 3. ``FIGURE = FigureSpec(...)`` describes it: name, section of the page, title, and a caption that says what is shown,
    what was left out and what not to conclude.
 

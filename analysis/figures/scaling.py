@@ -12,7 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from analysis.figures import conclusions, panels, style
+from analysis.drawing import style
+from analysis.figures import conclusions, panels
 from analysis.figures.spec import FigureSpec
 from analysis.rows import by_degree, labels, metrics
 from analysis.rows.by_degree import PLACE

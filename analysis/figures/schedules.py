@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.path import Path
 
-from analysis.figures import panels, style
+from analysis.drawing import style
+from analysis.figures import panels
 from analysis.figures.spec import FigureSpec
 from analysis.rows import labels, metrics
 from analysis.rows.frame_cache import cache_per_frame

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.figures import bar_series, panels, style
+from analysis.drawing import bar_series, style
+from analysis.figures import panels
 from analysis.rows import labels, metrics
 from results.text.numbers import format_number
 

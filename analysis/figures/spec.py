@@ -21,7 +21,7 @@ class FigureSpec:
     title: str
     caption: str
     draw: Callable[[pd.DataFrame], Figure]
-    """Draws the figure; raises `analysis.figures.style.NothingToDraw` with the reason if the rows cannot make it."""
+    """Draws the figure; raises `analysis.drawing.style.NothingToDraw` with the reason if the rows cannot make it."""
     data: Callable[[pd.DataFrame], pd.DataFrame]
     """Content of ``tables/<name>.csv`` for these rows."""
     conclude: Callable[[pd.DataFrame], str | None] = lambda frame: None

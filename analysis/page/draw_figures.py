@@ -17,7 +17,7 @@ from types import TracebackType
 
 import pandas as pd
 
-from analysis.figures import style
+from analysis.drawing import style
 from analysis.figures.spec import FigureSpec
 from analysis.page import figure_page
 from analysis.page.render import DrawnFigure

@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.figures import engines_side_by_side, style
+from analysis.drawing import style
+from analysis.figures import engines_side_by_side
 from analysis.page.export import FileTable
 from analysis.page.render import PageTable, SideBySide
 from analysis.rows import engines, labels

@@ -7,7 +7,8 @@ import difflib
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures import registry, style
+from analysis.drawing import style
+from analysis.figures import registry
 from results.errors import InvalidResults
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import style
+from analysis.drawing import style
 from results.errors import UltrasweepError
 from results.tables.files import read_parquet
 from results.text import command_line

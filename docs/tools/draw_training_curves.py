@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import style
+from analysis.drawing import style
 from docs.tools.curves.curve_bands import (
     FIRST_STEPS,
     LAYOUT_BANDS,

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from analysis.figures.bar_series import BarSeries
+from analysis.drawing.bar_series import BarSeries
 
 
 def bars_of(ax: Axes) -> list[tuple[NDArray[np.float64], Any]]:

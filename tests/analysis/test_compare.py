@@ -17,7 +17,7 @@ import pytest
 from analysis.compare import command, matching, moved
 from analysis.compare import ratio_figure as ratios
 from analysis.compare.comparison import compare
-from analysis.figures import style
+from analysis.drawing import style
 from results.errors import InvalidResults
 from tests.analysis import synthetic
 from tests.analysis.compared import MIB, POINTS, RECORDED, ROOT, STUDY, judged, points_of, run, sweep

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.axis import XTick, YTick
 from matplotlib.figure import Figure
 
-from analysis.figures import copied_ticks, style
+from analysis.drawing import copied_ticks, style
 
 
 def fill(figure: Figure) -> None:
@@ -29,7 +29,7 @@ def fill(figure: Figure) -> None:
 def test_copied_ticks_are_drawn_as_matplotlibs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     for kind in (copied_ticks.FigureOfCopiedTicks, Figure):
-        monkeypatch.setattr("analysis.figures.style.FigureOfCopiedTicks", kind)
+        monkeypatch.setattr("analysis.drawing.style.FigureOfCopiedTicks", kind)
         with style.in_style():
             figure = style.new_figure(6.0, 4.0)
             fill(figure)

@@ -17,7 +17,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Circle, Rectangle
 from PIL import Image
 
-from analysis.figures import bar_series, bars, both, raster, style
+from analysis.drawing import bar_series, bars, both, raster, style
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"

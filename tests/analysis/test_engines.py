@@ -12,7 +12,8 @@ import pytest
 from analysis import report
 from analysis.compare import comparison
 from analysis.compare.command import main as compare_main
-from analysis.figures import engines_side_by_side, style
+from analysis.drawing import style
+from analysis.figures import engines_side_by_side
 from analysis.index_page import headlines
 from analysis.page import engines_page
 from analysis.rows import cohorts, engines

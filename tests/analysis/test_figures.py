@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
+from analysis.drawing import style
 from analysis.figures import (
     all_runs,
     best_configurations,
@@ -24,7 +25,6 @@ from analysis.figures import (
     overhead,
     predicted_vs_found,
     registry,
-    style,
 )
 from analysis.figures.spec import FigureSpec
 from analysis.index_page import headlines

@@ -11,7 +11,8 @@ import pytest
 from matplotlib.colors import same_color
 from matplotlib.figure import Figure
 
-from analysis.figures import memory_by_axis, memory_timeline, style
+from analysis.drawing import style
+from analysis.figures import memory_by_axis, memory_timeline
 from analysis.memory import axis_panels
 from analysis.memory.families import AXES, countable, families
 from analysis.memory.peak_split import PREDICTED, UNSPLIT

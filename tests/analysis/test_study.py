@@ -15,7 +15,8 @@ import pytest
 
 from analysis import report
 from analysis.claims.published import WINNERS
-from analysis.figures import best_configurations, bubble, registry, style
+from analysis.drawing import style
+from analysis.figures import best_configurations, bubble, registry
 from analysis.options import Options
 from analysis.rows import by_degree, collective_bandwidth, labels, metrics, winners
 from analysis.rows.cohorts import split

@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from analysis.claims import study as claims
-from analysis.figures import best_configurations, memory_by_axis, scaling, style
+from analysis.drawing import style
+from analysis.figures import best_configurations, memory_by_axis, scaling
 from analysis.index_page import headlines
 from analysis.page import sentences, tables
 from analysis.rows import by_degree, choice_costs, metrics

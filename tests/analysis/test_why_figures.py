@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pandas as pd
 import pytest
 
+from analysis.drawing import style
 from analysis.figures import (
     breakdown,
     breakdown_by_kind,
@@ -20,7 +21,6 @@ from analysis.figures import (
     pareto,
     registry,
     schedules,
-    style,
 )
 from analysis.rows import pipeline_bubble, step_parts
 from analysis.rows.cohorts import split

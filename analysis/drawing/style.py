@@ -22,8 +22,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.transforms import Bbox
 from numpy.typing import ArrayLike
 
-from analysis.figures import both, raster
-from analysis.figures.copied_ticks import FigureOfCopiedTicks
+from analysis.drawing import both, raster
+from analysis.drawing.copied_ticks import FigureOfCopiedTicks
 from results.tables.schema import UNKNOWN_OUTCOME
 
 P = ParamSpec("P")

@@ -15,9 +15,9 @@ from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
-from analysis.figures import raster
-from analysis.figures.bars import Bars
-from analysis.figures.vector import Vector
+from analysis.drawing import raster
+from analysis.drawing.bars import Bars
+from analysis.drawing.vector import Vector
 
 
 def draw(figure: Figure) -> tuple[NDArray[np.uint8], bytes]:

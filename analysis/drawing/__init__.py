@@ -1,0 +1,1 @@
+"""How pictures are drawn: the look of figures, artists that draw many marks at once, and writers of PNG and SVG."""
