@@ -43,14 +43,14 @@ MOST_FAILURES = 2
 """A candidate that failed this often is not run again."""
 TOP = 10
 """Most candidates among which the best is looked for: the fastest that ran, by the belief."""
-WORTH = 0.03
+WORTH = 0.05
 """A repeat is worth its cost if the probability of a wrong answer is expected to sink by this share of `Settings.stop`:
-what the user accepts is then gone in some thirty runs, about three times as many as a search has of one cell."""
+what the user accepts is then gone in some twenty runs, about twice as many as a search has of one cell."""
 SURE = 0.2
 """Nothing is repeated if the probability of a wrong answer is at most this share of `Settings.stop`: the rest is left
 to candidates that have not run."""
 AHEAD = (1, 2, 4)
-"""Numbers of repeats of one candidate that are considered together: one alone often cannot change the answer, although
+"""Numbers of repeats of a candidate that are considered together: one alone often cannot change the answer, although
 several can (Frazier and Powell, Decision Analysis 7(4), 2010)."""
 RESULTS = 9
 """Number of results of a repeat that are considered, equally probable."""
@@ -234,24 +234,32 @@ def best_repeat(view: CellView, within: float) -> Repeat:
     """The repeat that lowers the probability of a wrong answer most: a knowledge gradient (Frazier, Powell and Dayanik,
     SIAM J. Control Optim. 47(5), 2008), with the probability in place of the expected time.
 
-    The samples of `_top` are weighted by how likely they make each of some results of the repeat. A cell with many
-    equally fast layouts gets few repeats, because none of them would change much. The view has a best.
+    The samples of `_top` are weighted by how likely they make each of some results of the repeats. Considered are
+    repeats of one candidate, and equally many of the best and of one other, of which only the difference counts here.
+    A cell with many equally fast layouts gets few repeats, because none of them would change much. The view has a best.
     """
     top = _top(view.belief, view.ran, within)
-    now = float(top.right.mean(axis=0).max())
+    right = top.right.mean(axis=0)
+    best, now = int(np.argmax(right)), float(right.max())
     found = Repeat(int(top.rows[0]), 1 - now, 0.0)
     if len(top.rows) == 1:
         return found
     standard = np.array([NormalDist().inv_cdf((number + 0.5) / RESULTS) for number in range(RESULTS)])
-    for column, row in enumerate(top.rows):
+    mean, covariance = view.belief.mean[top.rows], view.belief.covariance[np.ix_(top.rows, top.rows)]
+    single = np.eye(len(top.rows))
+    for repeated in (*single, *(single[best] - np.delete(single, best, axis=0))):
+        columns = np.flatnonzero(repeated)
+        expected, spread = float(repeated @ mean), sqrt(max(0.0, float(repeated @ covariance @ repeated)))
+        times = top.times @ repeated
         for ahead in AHEAD:
-            noise = view.noise / sqrt(ahead)
-            result = view.belief.mean[row] + hypot(view.belief.spread[row], noise) * standard
-            weight = np.exp(-0.5 * ((result[:, None] - top.times[None, :, column]) / noise) ** 2)
-            right = (weight @ top.right) / np.maximum(TINY, weight.sum(axis=1, keepdims=True))
-            gain = (float(right.max(axis=1).mean()) - now) / ahead
+            noise = view.noise * sqrt(len(columns) / ahead)
+            result = expected + hypot(spread, noise) * standard
+            weight = np.exp(-0.5 * ((result[:, None] - times) / noise) ** 2)
+            after = (weight @ top.right) / np.maximum(TINY, weight.sum(axis=1, keepdims=True))
+            gain = (float(after.max(axis=1).mean()) - now) / (ahead * len(columns))
             if gain > found.gain:
-                found = Repeat(int(row), 1 - now, gain)
+                least_known = columns[int(np.argmax(np.diag(covariance)[columns]))]
+                found = Repeat(int(top.rows[least_known]), 1 - now, gain)
     return found
 
 

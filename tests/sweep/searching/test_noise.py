@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from math import erf, exp, log
+from math import erf, exp, hypot, log, sqrt
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -159,3 +160,17 @@ def test_repeats_that_would_not_change_the_answer_are_not_made() -> None:
     assert not best_repeat(view(0.6, 0.03, 0.03), settings.within).is_worth_it(settings)
     hopeless = best_repeat(view(0.02, 0.03, 3.0), settings.within)
     assert not hopeless.is_worth_it(settings), "too noisy to learn from"
+
+
+def test_runs_of_two_close_layouts_are_planned_together() -> None:
+    # Two layouts 2 % apart, known to 2 % each, with noise of 4 %: runs of one alone would not be worth their cost.
+    settings, known, noise = Settings(), 0.02 * sqrt(2), 0.04 * sqrt(2 / 4)
+    belief = Belief(np.array([0.0, 0.02]), np.eye(2) * 0.02**2)
+    view = CellView(np.arange(2), np.ones(2, bool), np.zeros(2, bool), belief, np.ones(2), 0.04, 0)
+    found = best_repeat(view, settings.within)
+    assert found.is_worth_it(settings)
+    # Four runs of each tell the difference to `noise`: where the mean will be, and what is then not known.
+    left = known * noise / hypot(known, noise)
+    means = [NormalDist(0.02, known**2 / hypot(known, noise)).inv_cdf((n + 0.5) / 1000) for n in range(1000)]
+    right = float(np.mean([1 - NormalDist(abs(mean), left).cdf(log(0.99)) for mean in means]))
+    assert found.gain == pytest.approx((found.wrong - (1 - right)) / 8, rel=0.25)
