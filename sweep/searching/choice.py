@@ -165,29 +165,31 @@ def choose(space: SearchSpace, seen: Seen, view: CellView, count: int, settings:
     """The next ``count`` candidates of the cell to run for the first time, as indices into the space.
 
     Fewer if there are no more, or if those in progress and the chosen ones probably include all that are better than
-    the best. Until one has succeeded, a further run is of use if those before it fail: candidates then run in the order
-    of their expected times. Improvements on a time that is only expected would lie so far in the tails of the normal
-    distribution that the widest of them would be chosen instead of the fastest.
+    the best. Until a run has succeeded, the best is the one that is expected to be, and there are further runs, because
+    those before them may fail. Where hardly any other is better than it, they are chosen by time: expected improvements
+    lie so far in the tails of the normal distribution then that the widest candidate would win instead of the fastest.
     """
     chosen: list[int] = []
     belief, left = view.belief, ~view.running & ~view.ran
-    best = None if view.best is None else float(belief.mean[view.best])
+    best = view.best
     for one in np.flatnonzero(view.running):
         belief = condition(belief, int(one), view.noise)
+    if best is None and view.running.any():
+        best = int(np.argmin(np.where(view.running, belief.mean, np.inf)))
     while len(chosen) < count and left.any():
-        idle = dataclasses.replace(view, fits=np.where(left, view.fits, 0.0))
-        others = best is not None and (chosen or view.running.any())
-        if others and improbable(idle, settings):
-            break
         allowed = left
-        if best is None:
+        if view.best is None and (fresh := left & (seen.failures[view.places] == 0)).any():
+            allowed = fresh  # what failed runs again when something else has run
+        idle = dataclasses.replace(view, best=best, fits=np.where(allowed, view.fits, 0.0))
+        enough = best is not None and (chosen or view.running.any()) and improbable(idle, settings)
+        if view.best is not None and enough:
+            break
+        if best is None or enough:
             score = _by_time(view)
-            if (fresh := left & (seen.failures[view.places] == 0)).any():
-                allowed = fresh  # what failed runs again when something else has run
         else:
-            score = expected_improvement(belief.mean, belief.spread, best) * view.fits
+            score = expected_improvement(belief.mean, belief.spread, float(belief.mean[best])) * view.fits
         # The most promising candidate comes first, then families that have not run.
-        if best is not None and (chosen or count == 1):
+        if view.best is not None and (chosen or count == 1):
             untried = _untried_families(space, seen, view, left, chosen)
             if untried.any():
                 allowed, score = untried, -belief.mean
@@ -195,6 +197,8 @@ def choose(space: SearchSpace, seen: Seen, view: CellView, count: int, settings:
         left[one] = False
         chosen.append(int(view.places[one]))
         belief = condition(belief, one, view.noise)
+        if best is None:
+            best = one
     return chosen
 
 
