@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from tests.planted.faults import CROSS_ENTROPY, DP, ENGINE, SYNC, faults_of
+from tests.workloads.engine.parity import experts
 
 _FUSED = {**DP, "zero_stage": 1, "gradient_accumulation_fusion": True}
+_EXPERTS = {**_FUSED, "moe": experts(), "ep": 2}
+_NO_ROWS = {**_EXPERTS, "micro_batch_size": 1, "routing": "skewed", "routing_imbalance": 4.0}
+_GROUPED = ENGINE + "ops.grouped_linear:"
 _SUM_OF = ENGINE + "training.gradient_sums:GradientSums.__call__"
 SUMS = [
     *faults_of(
@@ -40,6 +44,41 @@ SUMS = [
             "of_fsdp(*args)",
             'of_fsdp(*args) or [setattr(p, "unsharded_accumulated_grad", None) for p in group.fsdp_params]',
             _FUSED,
+        ),
+    ),
+    *faults_of(
+        "ep",
+        (
+            "experts_overwrite_sums",
+            "a grouped product replaces the sum of earlier micro-batches",
+            _GROUPED + "_GroupedLinear.backward",
+            "first=so_far.is_empty",
+            "first=True",
+            _EXPERTS,
+        ),
+        (
+            "sums_of_experts_not_zeroed",
+            "a grouped product adds to what was in the memory of its sum",
+            _GROUPED + "_GroupedLinear.backward",
+            "first=so_far.is_empty",
+            "first=so_far.is_empty and so_far.total_OI.fill_(1.0) is None",
+            _EXPERTS,
+        ),
+        (
+            "sums_of_experts_reduced_early",
+            "with ZeRO 2 only the last micro-batch's sums of experts are kept",
+            ENGINE + "training.gradient_sums:GradientSums._post_backward",
+            " or not group.all_reduce_grads",
+            "",
+            {**DP, "zero_stage": 2, "moe": experts(), "ep": 2},
+        ),
+        (
+            "gradient_without_rows",
+            "the gradient of an expert without rows is what was in its memory",
+            _GROUPED + "add_weight_gradients",
+            "of_group.zero_()",
+            "of_group.fill_(1.0)",
+            _NO_ROWS,
         ),
     ),
     *faults_of(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 ENGINE = "ultrasweep"
-ENGINE_VERSION = "5"
+ENGINE_VERSION = "6"
 """Raise this when the engine computes or stores something differently, so that old rows are not mistaken for new
 ones."""
 WITHOUT_TRANSFORMER_ENGINE = "0.16.1+1 without Transformer Engine"

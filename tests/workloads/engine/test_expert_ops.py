@@ -16,7 +16,7 @@ from workloads.engine.collectives.communication import Axis
 from workloads.engine.collectives.dispatch import Dispatch, capacity_of, orders_with
 from workloads.engine.layers.routing import forced_choice
 from workloads.engine.ops import backend
-from workloads.engine.ops.grouped_linear import grouped_linear
+from workloads.engine.ops.grouped_linear import add_weight_gradients, grouped_linear, weight_gradients
 from workloads.engine.ops.permute import collect_rows, reorder_rows, spread_rows
 from workloads.spec.model_spec import MoESpec
 
@@ -60,6 +60,27 @@ def check_grouped(sizes: list[int], into: int, out: int, dtype: torch.dtype, dev
     compare(lambda x, w: grouped_linear(x, w, which), plain, inputs, tolerance)
 
 
+def check_sums(
+    sizes: list[int], into: int, out: int, dtype: torch.dtype, device: str, total_dtype: torch.dtype
+) -> float:
+    """Relative error of the sum of two micro-batches' weight gradients, which begins with no number. Rows that belong
+    to no group follow, as with a capacity; they have no number either."""
+    total = torch.full((len(sizes) * out, into), torch.nan, dtype=total_dtype, device=device)
+    exact = torch.zeros(len(sizes), out, into, dtype=torch.float64, device=device)
+    for first, of_this in ((True, sizes), (False, sizes[::-1])):
+        grad, x = (randn(sum(sizes), size, dtype=dtype, device=device) for size in (out, into))
+        more = torch.full((8, max(out, into)), torch.nan, dtype=dtype, device=device)
+        add_weight_gradients(
+            total,
+            torch.cat([grad, more[:, :out]])[: None if device == "cuda" else len(grad)],
+            torch.cat([x, more[:, :into]])[: None if device == "cuda" else len(x)],
+            row_groups(of_this, device),
+            first=first,
+        )
+        exact += weight_gradients(grad.double(), x.double(), row_groups(of_this, device))
+    return ((total.view_as(exact).double() - exact).norm() / exact.norm()).item()
+
+
 @pytest.mark.parametrize("elements", [1 << 20, 40], ids=["one block", "many blocks"])
 class TestFloat64:
     @pytest.fixture(autouse=True)
@@ -73,6 +94,10 @@ class TestFloat64:
     def test_grouped_products(self, sizes: list[int]) -> None:
         check_grouped(sizes, 6, 4, torch.float64, "cpu", 1e-14)
 
+    @pytest.mark.parametrize("sizes", [[3, 0, 5], [0, 0, 4], [8], [0, 0]])
+    def test_sums_of_weight_gradients(self, sizes: list[int]) -> None:
+        assert not check_sums(sizes, 6, 4, torch.float64, "cpu", torch.float64) > 1e-14
+
 
 @pytest.mark.gpu
 class TestOnGPU:
@@ -84,6 +109,13 @@ class TestOnGPU:
     @pytest.mark.parametrize("sizes", [[512] * 64, [0, 1000, 3, 0, 77], [8192]])
     def test_grouped_products(self, sizes: list[int]) -> None:
         check_grouped(sizes, 2048, 1536, torch.bfloat16, "cuda", 2**-7)
+
+    @pytest.mark.parametrize("sizes", [[512] * 64, [0, 1000, 3, 0, 77], [8192]])
+    @pytest.mark.parametrize(("into", "out"), [(2048, 1536), (2880, 1000)])
+    def test_sums_of_weight_gradients(self, sizes: list[int], into: int, out: int) -> None:
+        """A sum in fp32 is as exact as its products, and one in bf16 is rounded once a micro-batch."""
+        assert check_sums(sizes, into, out, torch.bfloat16, "cuda", torch.float32) < 1e-5
+        assert check_sums(sizes, into, out, torch.bfloat16, "cuda", torch.bfloat16) < 4e-3
 
     def test_forced_routing_never_waits_for_the_device(self) -> None:
         """A forced dispatch, its products and its way back launch without a synchronisation."""

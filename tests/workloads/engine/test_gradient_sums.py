@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.pool import Pool
 from tests.sampling import sampled
 from tests.workloads.engine.parity import STEPS, check, experiment, experts, on_backends, train_rank
+from workloads.costs.shape.weight_sums import experts_add
 from workloads.engine.ops.linear import DeferredGradients, GradientSum, linear
 from workloads.engine.training.gradient_sums import _padded
 from workloads.rules.layout_rules import layout_violations
@@ -40,13 +41,38 @@ CASES = [
 """Layouts whose products have a sum to add to: every way in which a weight gets its gradient."""
 
 
+WHOLE_EXPERTS = [
+    *(experiment(moe=experts(), dp=2, ep=2, zero_stage=zero, rounds=3) for zero in (2, 3)),
+    experiment(moe=experts(), dp=2, tp=2, etp=2, ep=2, zero_stage=3, rounds=2, recompute="full"),
+    experiment(moe=experts(), dp_replicate=2, dp_shard=2, ep=2, zero_stage=2, rounds=2),
+    experiment(moe=experts(), dp_replicate=2, dp_shard=2, ep=2, zero_stage=3, rounds=2),
+    experiment(moe=experts(), cp=2, ep=2, zero_stage=3, rounds=2),
+    experiment(
+        moe=experts(), dp=2, ep=2, pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, zero_stage=2, rounds=4
+    ),
+]
+"""Layouts with ZeRO 2 and 3 of which only the experts, one shard each, have sums to add to."""
+ALL = [*CASES, *WHOLE_EXPERTS]
+
+
 def test_the_layouts_are_allowed_and_fused() -> None:
-    for case in CASES:
+    for case in ALL:
         assert not layout_violations(case), case.id
-        assert case.gradient_accumulation_fusion
+        assert case.gradient_accumulation_fusion == (case.zero_stage <= 1)
+    assert all(experts_add(case) for case in WHOLE_EXPERTS)
 
 
-@pytest.mark.parametrize(("backend", "case"), on_backends(sampled(CASES, 3), CASES))
+def test_experts_on_several_shards_and_split_backwards_have_no_sums_with_zero_2_and_3() -> None:
+    case = WHOLE_EXPERTS[0]
+    split = {"pp": 2, "pp_schedule": "zero_bubble_v", "virtual_stages": 2, "rounds": 4}
+    assert not experts_add(experiment(moe=experts(), dp=4, ep=2, zero_stage=2, rounds=3))
+    assert not experts_add(experiment(moe=experts(), dp=2, ep=2, zero_stage=2, **split))
+    assert not experts_add(case.replace(engine_version="5"))
+    assert not experts_add(experiment(moe=experts(), dp=2, ep=2, zero_stage=2, rounds=1))
+    assert not experts_add(experiment(dp=2, zero_stage=2, rounds=2))
+
+
+@pytest.mark.parametrize(("backend", "case"), on_backends(sampled(ALL, 3), ALL))
 def test_sums_of_products_equal_a_single_process(
     request: pytest.FixtureRequest, backend: str, case: Experiment
 ) -> None:

@@ -166,7 +166,7 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
     sizes: list[LayerSizes] = []
     working = 0
     for size in x.sizes:
-        working, reducing = max(x.w_blocks * x.block, x.c * size.experts), 0
+        working, reducing = max(x.w_blocks * x.block, x.w_experts * size.experts), 0
         if size.experts:
             of_experts = routed_tensors(e, x.c)
             reducing = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)

@@ -13,6 +13,7 @@ from math import ceil
 from workloads.costs.memory.activations import STATISTICS_BYTES, rank_tokens
 from workloads.costs.shape import fp8
 from workloads.costs.shape.expert_loads import imbalance_of, sent_tokens, skewed_loads
+from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import RoutedMLP
 
@@ -93,10 +94,11 @@ def expert_tensors(e: Experiment, mlp: RoutedMLP, c: int) -> ExpertTensors:
 
 
 def expert_working(
-    e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: int, recomputed: int = 0, *, adds: bool = False
+    e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: int, recomputed: int = 0, *, w: int, adds: bool = False
 ) -> int:
     """Bytes needed in addition to saved tensors and the stream's gradient while backward goes through the experts.
-    ``recomputed``: bytes that the experts recompute, after the received gradients are sorted. ``adds``: each weight's
+    ``recomputed``: bytes that the experts recompute, after the received gradients are sorted. ``w``: bytes that an
+    element of a weight's gradient takes (`workloads.costs.memory.sizes.Shared.w_experts`). ``adds``: each weight's
     gradient is added to an earlier one of the same dtype as soon as it exists, and freed. The largest of
 
     1. the outputs' gradients by token (``gathered``, with etp > 1) and as they are sent and received;
@@ -112,10 +114,12 @@ def expert_working(
        weights, when product and gate_up are free.
     """
     matrices = 3 if mlp.expert.gated else 2
-    down, held = t.down, 0 if adds else t.down
+    c = COMPUTE_BYTES[e.precision]
+    down, gradients = w * (t.down // c), w * (t.parameters // c)
+    held = 0 if adds else down
     in_fp8: tuple[int, ...] = ()
     if fp8.is_low(e):
-        transposed = down // _COMPUTE_BYTES
+        transposed = t.down // _COMPUTE_BYTES
         in_fp8 = (
             t.rows + t.rows // _COMPUTE_BYTES + transposed + t.product,
             t.gate_up // _COMPUTE_BYTES + (matrices - 1) * transposed + t.rows + held - t.product,
@@ -124,10 +128,30 @@ def expert_working(
     products = (
         t.rows + t.product + down,
         t.gate_up + held,
-        t.rows + t.parameters - down + held - t.product,
+        t.rows + gradients - down + held - t.product,
         *in_fp8,
     )
     return max(gathered + t.sent, *received, recomputed + max(products))
+
+
+def first_half_working(e: Experiment, mlp: RoutedMLP, t: ExpertTensors, gathered: int, recomputed: int = 0) -> int:
+    """As `expert_working`, in the input-gradient pass of a split backward: no weight has its gradient, and the
+    gradients of the outputs and of gate_up, and the product, stay for the weight-gradient pass. The largest of 1 and 2
+    there, and of
+
+    3. the gradients of the outputs, of product and of gate_up;
+    4. the gradients of the outputs and of the received copies, these then also as they are sent, when gate_up is free.
+
+    In fp8 also the transposed weights while an input's gradient is computed.
+    """
+    received = max(t.sent + t.rows, 2 * t.rows) if e.ep > 1 else t.rows
+    products = max(t.rows + t.product + t.gate_up, t.rows + received)
+    if fp8.is_low(e):
+        matrices, transposed = 3 if mlp.expert.gated else 2, t.down // _COMPUTE_BYTES
+        of_outputs = t.rows + t.rows // _COMPUTE_BYTES + transposed + t.product
+        of_inputs = 2 * t.rows + t.gate_up // _COMPUTE_BYTES + (matrices - 1) * transposed
+        products = max(products, of_outputs, of_inputs)
+    return max(gathered + t.sent, received, recomputed + products)
 
 
 def second_forward_working(e: Experiment, mlp: RoutedMLP, t: ExpertTensors, beside: int) -> int:

@@ -12,12 +12,17 @@ from workloads.costs.memory.turn import Turn
 
 
 def experts_gathered(x: Shared, part: Part, turn: Turn, last_layer: Live) -> list[Step]:
-    """The copy of the last layer's experts from the buffer that ZeRO 3 has gathered them to, before their backward."""
+    """The copy of the last layer's experts from the buffer that ZeRO 3 has gathered them to, before their backward. One
+    shard is gathered by a cast of one weight at a time; the reduction of its gradients needs more, unless products add
+    them to sums."""
     size = part.classes[-1].size
     arriving = size.arriving_kept if part.kept_after else size.arriving
-    if not x.zero3 or x.expert_shards == 1 or not size.experts or not arriving or turn.second_half:
+    if not x.zero3 or not size.experts or not arriving or turn.second_half:
         return []
-    weights = x.b * part.last_block + 2 * x.b_experts * size.experts + x.c * part.tied
+    if x.expert_shards == 1 and not x.experts_add:
+        return []
+    beside = size.experts_up if x.expert_shards == 1 else size.experts
+    weights = x.b * part.last_block + x.b_experts * (size.experts + beside) + x.c * part.tied
     return [("last layer's experts, gathering", last_layer | {"weights": weights, "working": arriving})]
 
 
@@ -97,10 +102,13 @@ def _reduced_experts(x: Shared, part: Part, turn: Turn) -> list[Live]:
     of_layer = next(one.size for one in reversed(part.classes) if one.size.experts)
     size, flat = part.experts, 0 if x.adds and turn.reduces else x.r * part.experts
     shard = x.g_experts * size // x.expert_shards
+    if x.experts_add and not x.unsharded:  # what the unit before it has left of its reduction stays
+        made = x.made_of_sums(size, 1) if turn.last else 0
+        return [{"reducing": 0, "new_shard": made, "of_experts": x.w_experts * size}]
     if not turn.reduces:
         # The first gradients are cast weight by weight. Those in the master dtype are accumulated as is.
-        cast = 0 if turn.prior or x.c == x.r else x.r * of_layer.experts_up
-        return [{"reducing": 0, "new_shard": 0, "flat": 0, "of_experts": x.c * size + cast}]
+        cast = 0 if turn.prior or x.experts_add or x.c == x.r else x.r * of_layer.experts_up
+        return [{"reducing": 0, "new_shard": 0, "flat": 0, "of_experts": x.w_experts * size + cast}]
     reduced = 0 if turn.prior else shard
     new = shard if turn.prior and not x.unsharded else 0  # exists together with the shard that it is added to
     new += x.made_of_sums(size, x.expert_shards) if x.adds else 0

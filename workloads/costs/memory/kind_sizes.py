@@ -9,6 +9,7 @@ from workloads.costs.memory.expert_activations import (
     ExpertTensors,
     expert_tensors,
     expert_working,
+    first_half_working,
     second_forward_working,
 )
 from workloads.costs.memory.key_exchanges import exchanging_keys
@@ -118,11 +119,18 @@ class _Layer(NamedTuple):
 
 
 def kind_bytes(
-    e: Experiment, kind: Layer, c: int, *, recomputed: bool, w: int | None = None, experts_add: bool = False
+    e: Experiment,
+    kind: Layer,
+    c: int,
+    *,
+    recomputed: bool,
+    w: int | None = None,
+    w_experts: int | None = None,
+    experts_add: bool = False,
 ) -> KindBytes:
     """``recomputed``: whether the policy of ``e`` applies to this layer. ``w``: bytes that an element of a dense
     weight's gradient takes while the layer's backward runs, in place of c where products add to sums (`Shared.w`).
-    ``experts_add``: as in `expert_working`.
+    ``w_experts``: the same of routed experts. ``experts_add``: ``adds`` of `expert_working`.
 
     Saved bytes by ``recompute`` (arXiv:2205.05198, section 5, for selective recomputation):
 
@@ -136,22 +144,26 @@ def kind_bytes(
     full       the block input.
     """
     one = _Layer.of(e, kind, c, c if w is None else w, recomputed=recomputed)
+    of_experts = c if w_experts is None else w_experts
     s, t, x = one.s, one.t, one.x
     saved, stream = sum(_parts(one, ()).values()), e.model.streams * s.own(s.hidden)
     total = _sum(t.all()) + (0 if x is None else x.router + x.weights + x.rows + x.gate_up + x.product)
-    again, working = total + 2 * one.kept - saved, 0
+    again, working, in_first_half = total + 2 * one.kept - saved, 0, 0
     if isinstance(kind.mlp, RoutedMLP) and x is not None:
         gathered = s.c * s.tokens * (kind.mlp.latent or s.hidden) if e.etp > 1 else 0
         if one.recompute == "full":
-            working = expert_working(e, kind.mlp, x, gathered, adds=experts_add)
+            working = expert_working(e, kind.mlp, x, gathered, w=of_experts, adds=experts_add)
             if not one.saves_after_experts:
                 shared = s.own(s.hidden) if kind.mlp.shared is not None else 0
                 working = max(working, second_forward_working(e, kind.mlp, x, gathered + shared))
             working += again
+            in_first_half = again + first_half_working(e, kind.mlp, x, gathered)
         else:
             again = x.gate_up + x.product if "experts" in one.named else x.product if "swiglu" in one.named else 0
-            working = expert_working(e, kind.mlp, x, gathered, again, adds=experts_add)
+            working = expert_working(e, kind.mlp, x, gathered, again, w=of_experts, adds=experts_add)
+            in_first_half = first_half_working(e, kind.mlp, x, gathered, again)
         working += stream - _freed_before_experts(one)
+        in_first_half += stream - _freed_before_experts(one)
     elif isinstance(kind.mlp, DenseMLP):
         if one.recompute != "full" and not one.compiled_again:
             again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_low(e) else 0
@@ -169,7 +181,7 @@ def kind_bytes(
     of_host = saved - sum(_parts(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
     exchanging = _exchanging_first(one, min(saved, total))
-    first_half, ending = _first_half(one), _ending(one, stream, min(saved, total))
+    first_half, ending = max(_first_half(one), in_first_half - working), _ending(one, stream, min(saved, total))
     forward, deferred = _forward(one), _deferred(one)
     arriving = 0 if x is None else x.rows + stream - _freed_before_experts(one)
     if one.recompute == "full":

@@ -88,15 +88,17 @@ class LayerClass(NamedTuple):
         return self.recomputed * self.size.saved + (self.layers - self.recomputed) * self.size.kept
 
 
-def layer_sizes(e: Experiment, w: int | None = None, *, experts_add: bool = False) -> tuple[LayerSizes, ...]:
-    """Sizes of every class of layers of the model, in the order in which the model has them. ``w`` and
-    ``experts_add`` as of `workloads.costs.memory.kind_sizes.kind_bytes`."""
+def layer_sizes(
+    e: Experiment, w: int | None = None, w_experts: int | None = None, *, experts_add: bool = False
+) -> tuple[LayerSizes, ...]:
+    """Sizes of every class of layers of the model, in the order in which the model has them. ``w``,
+    ``w_experts`` and ``experts_add`` as of `workloads.costs.memory.kind_sizes.kind_bytes`."""
     splits = e.pp_schedule in SPLIT_BACKWARD or e.virtual_stages > 1  # the others defer nothing
-    key = _OF_SIZES(e), splits, w, experts_add
+    key = _OF_SIZES(e), splits, w, w_experts, experts_add
     if key not in _KEPT:
         if len(_KEPT) >= _MOST_KEPT:
             _KEPT.clear()
-        _KEPT[key] = _sizes_of_kinds(e, w, splits=splits, experts_add=experts_add)
+        _KEPT[key] = _sizes_of_kinds(e, w, w_experts, splits=splits, experts_add=experts_add)
     return _KEPT[key]
 
 
@@ -138,7 +140,9 @@ _KEPT: dict[Hashable, tuple[LayerSizes, ...]] = {}
 _MOST_KEPT = 20_000
 
 
-def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool, experts_add: bool) -> tuple[LayerSizes, ...]:
+def _sizes_of_kinds(
+    e: Experiment, w: int | None, w_experts: int | None, *, splits: bool, experts_add: bool
+) -> tuple[LayerSizes, ...]:
     layers, c = layers_of(e.model), COMPUTE_BYTES[e.precision]
     elements = [local_params(e, layer_counts(e.model, kind)) for kind in layers.kinds]
     of_kinds = [*zip(layers.kinds, elements, strict=True)]
@@ -147,10 +151,9 @@ def _sizes_of_kinds(e: Experiment, w: int | None, *, splits: bool, experts_add: 
     with_modules = max(rest for rest, _ in elements)
     sizes: list[LayerSizes] = []
     for kind, (rest, experts) in of_kinds:
-        saved = kind_bytes(e, kind, c, recomputed=True, w=w, experts_add=experts_add)
-        kept = (
-            saved if e.recompute == "none" else kind_bytes(e, kind, c, recomputed=False, w=w, experts_add=experts_add)
-        )
+        saved = kept = kind_bytes(e, kind, c, recomputed=True, w=w, w_experts=w_experts, experts_add=experts_add)
+        if e.recompute != "none":
+            kept = kind_bytes(e, kind, c, recomputed=False, w=w, w_experts=w_experts, experts_add=experts_add)
         of_weights = (c if w is None else w) * rest
         working = max(working, saved.working, of_weights + saved.ending)
         working_kept = max(working_kept, kept.working, of_weights + kept.ending)

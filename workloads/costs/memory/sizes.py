@@ -16,6 +16,7 @@ from workloads.costs.shape.params import COMPUTE_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
 from workloads.costs.shape.updates import shard_numbers, temporary_bytes
+from workloads.costs.shape.weight_sums import experts_add
 from workloads.spec.activations.offload import last_layer_stays
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
@@ -59,6 +60,8 @@ class Shared(NamedTuple):
     comes before the gradient, so that g of them are counted with it where r is more."""
     adds: bool
     """Whether products add weight gradients to sums over micro-batches (``gradient_accumulation_fusion``)."""
+    experts_add: bool
+    """Whether those of routed experts do (`workloads.costs.shape.weight_sums`)."""
     flat: int
     """Bytes per element of a unit from its reduction to the next one, besides its gradient: r, of FSDP's flat copy, or
     with ``adds`` of the sums that are read; 0 where the sums become the gradients."""
@@ -67,6 +70,8 @@ class Shared(NamedTuple):
     none, but r in the first backward, which makes the sums."""
     w_blocks: int
     """The same of weights of the blocks, whose fp8 products cannot add to fp32 sums."""
+    w_experts: int
+    """The same of routed experts."""
     sizes: tuple[LayerSizes, ...]
     """Sizes of each class of layers of the model."""
     working: int
@@ -126,12 +131,14 @@ class Shared(NamedTuple):
         of multi-token prediction, which are larger than other layers."""
         model, c, g, r = e.model, COMPUTE_BYTES[e.precision], master_bytes(e), reduced_bytes(e)
         stream = c * rank_tokens(e)[1] * model.hidden_size * model.streams
-        w = w_blocks = (r if makes_sums else 0) if e.gradient_accumulation_fusion else c
+        of_sums = r if makes_sums else 0
+        w = w_blocks = of_sums if e.gradient_accumulation_fusion else c
         if e.precision in ("fp8_tensorwise", "fp8_blockwise"):
             w_blocks = c
         flat_sums = e.gradient_accumulation_fusion and data_degrees(e)[1] > 1
-        adds_in_place = e.gradient_accumulation_fusion and not makes_sums and r == c
-        sizes = layer_sizes(e, w_blocks, experts_add=adds_in_place)
+        w_experts = of_sums if experts_add(e) else c
+        adds_in_place = e.gradient_accumulation_fusion and not experts_add(e) and not makes_sums and r == c
+        sizes = layer_sizes(e, w_blocks, w_experts, experts_add=adds_in_place)
         later = e.zero_stage >= 2 and e.num_microbatches > 1
         experts_replicas, expert_shards = expert_degrees(e) if model.moe is not None else (1, 1)
         kinds = layers_of(model).kinds
@@ -142,13 +149,15 @@ class Shared(NamedTuple):
             r=r,
             g_experts=g,
             sums=r if later and data_degrees(e)[0] > 1 else g,
-            sums_experts=r if later and experts_replicas > 1 else g,
+            sums_experts=r if later and (experts_replicas > 1 or experts_add(e)) else g,
             keeps=data_degrees(e)[0] > 1 or flat_sums,
             scaled=r + max(0, r - g),
             adds=e.gradient_accumulation_fusion,
+            experts_add=experts_add(e),
             flat=0 if e.gradient_accumulation_fusion and data_degrees(e)[1] == 1 else r,
             w=w,
             w_blocks=w_blocks,
+            w_experts=w_experts,
             sizes=sizes,
             working=max(size.working for size in held),
             working_kept=max(size.working_kept for size in held),
@@ -310,7 +319,9 @@ class Part(NamedTuple):
             optimizer=device_state_bytes(e, own, *shard_numbers(e, held)),
             updating=temporary_bytes(e, held),
             shard=shard,
-            accumulated=shard if x.sums == x.g and not x.unsharded else x.summed(layers + ends, experts),
+            accumulated=shard
+            if (x.sums, x.sums_experts) == (x.g, x.g_experts) and not x.unsharded
+            else x.summed(layers + ends, experts),
             saved=sum(one.saved for one in classes) + last_stays + input_stays + output,
             output=output,
             offloaded=of_host,

@@ -63,11 +63,12 @@ class Turn(NamedTuple):
         pass. Until the last backward, gradients of replicas stay in the dtype of reductions."""
         if not self.last and (x.sums, x.sums_experts) != (x.g, x.g_experts):
             x = x._replace(g=x.sums, g_experts=x.sums_experts)
-        if self.prior or not x.adds:
+        if self.prior or not (x.adds or x.experts_add):
             return x
         made = Shared.of(e, makes_sums=True, modules=x.modules)
         if self.first_half:
-            return made._replace(w_blocks=x.w_blocks, sizes=x.sizes, working=x.working, working_kept=x.working_kept)
+            made = made._replace(w_blocks=x.w_blocks, w_experts=x.w_experts)
+            return made._replace(sizes=x.sizes, working=x.working, working_kept=x.working_kept)
         return made
 
     def finished(self, x: Shared, rest: int, experts: int) -> int:

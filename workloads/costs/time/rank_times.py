@@ -113,9 +113,13 @@ class Setting(NamedTuple):
     """The same of the head, whose product may add to the sum itself."""
     accumulated_dense_bytes: Ints
     """The same of the layers' products outside routed experts."""
+    accumulated_expert_bytes: Ints
+    """The same of routed experts."""
     unscattered_bytes: Ints
     """Bytes read and written once a step per element of a gradient that is on one shard: FSDP2 divides it by its factor
     and copies the result to where a reduce-scatter would have written it (``foreach_reduce``)."""
+    unscattered_expert_bytes: Ints
+    """The same of routed experts."""
     gathered_bytes: Ints
     """Bytes per element of a block's matrices when gathered."""
     gathered_expert_bytes: Ints
@@ -174,7 +178,7 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     params, experts = _held_params(x, held)
 
     head, dense = held.head // x.tp, held.split // x.tp
-    moved = x.accumulated_bytes * (params - head - dense)
+    moved = x.accumulated_bytes * (params - head - dense - experts) + x.accumulated_expert_bytes * experts
     moved += x.accumulated_head_bytes * head + x.accumulated_dense_bytes * dense
     accumulating = moved / x.memory
     weight = x.layers.weight_s + accumulating
@@ -212,13 +216,14 @@ def optimizer_s(x: Setting, held: HeldLayers) -> Floats:
     (`workloads.spec.updates.optimizer`), below ZeRO 3 the copies of gathered weights, and those of gradients that are
     not scattered."""
     params, experts = _held_params(x, held)
-    moved = _once_bytes(x, params - experts, x.shards) + _once_bytes(x, experts, x.expert_shards)
+    moved = _once_bytes(x, params - experts, x.shards, x.unscattered_bytes)
+    moved += _once_bytes(x, experts, x.expert_shards, x.unscattered_expert_bytes)
     seconds: Floats = moved / x.memory + copied_s(x, held) * (x.zero_stage < 3)
     return seconds
 
 
-def _once_bytes(x: Setting, elements: Ints, shards: Ints) -> Ints:
-    moved: Ints = elements // shards * x.update_bytes + np.where(shards == 1, elements * x.unscattered_bytes, 0)
+def _once_bytes(x: Setting, elements: Ints, shards: Ints, unscattered: Ints) -> Ints:
+    moved: Ints = elements // shards * x.update_bytes + np.where(shards == 1, elements * unscattered, 0)
     return moved
 
 

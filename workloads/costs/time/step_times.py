@@ -19,6 +19,7 @@ from workloads.costs.shape.held_model import as_held, copies_of_heads
 from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike, with_word
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
+from workloads.costs.shape.weight_sums import experts_add
 from workloads.costs.time.copied_heads import copied_heads_s
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.matrix_updates import matrix_update_s
@@ -207,7 +208,8 @@ class StepTimes:
 
     def _layer(self, e: Experiment) -> _OfLayers | None:
         """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage."""
-        key = _OF_LAYER(e), e.pp_schedule == "gpipe", "" if is_by_stage(e.recompute) else e.recompute
+        word = "" if is_by_stage(e.recompute) else e.recompute
+        key = _OF_LAYER(e), e.pp_schedule == "gpipe", word, experts_add(e)
         if key not in self._layers:
             _make_room(self._layers)
             self._layers[key] = self._new_layer(e)
@@ -223,7 +225,8 @@ class StepTimes:
         r = reduced_bytes(e)
         # Adding reads c, and reads and writes r. A product that adds to a sum reads and writes r, not c.
         added = c + 2 * r
-        of_head = 2 * r - c if e.gradient_accumulation_fusion else added
+        of_sum, grouped = 2 * r - c, experts_add(e)
+        of_head = of_sum if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
         update = optimizer_of(e)
         numbers = (
@@ -236,7 +239,9 @@ class StepTimes:
             added,
             of_head,
             of_dense,
+            of_sum if grouped else added,
             0 if e.gradient_accumulation_fusion else 4 * r,  # two operations, each reads and writes r
+            0 if grouped or e.gradient_accumulation_fusion else 4 * r,
             *gathered,
             e.model.tie_embeddings or e.model.mtp_modules > 0,
         )
@@ -370,7 +375,7 @@ class _Kinds(NamedTuple):
         )
 
 
-_WHOLE = 13
+_WHOLE = 15
 _RECOMPUTE = LayerTimes._fields.index("recompute_s")
 _MESSAGE = _WHOLE + 1 + len(EndTimes._fields)
 _SHARDS = _MESSAGE + 1

@@ -4,7 +4,9 @@ Shapes: N rows, sorted by group; G groups, of which group g has the rows from ``
 inputs, O outputs. The weights of all groups are one matrix, [G*O, I].
 
 On CUDA in bf16 it is ``torch._grouped_mm``, which reads the ends from the device. Elsewhere each group is a separate
-product, and the host must know the ends. In fp8: `workloads.engine.ops.fp8_grouped`.
+product, and the host must know the ends. In fp8: `workloads.engine.ops.fp8_grouped`. Weight gradients that are added to
+sums in fp32 have a kernel of their own (`workloads.engine.ops.triton_grouped_sums`), because ``torch._grouped_mm``
+writes bf16 only (torch 2.11 and 2.13).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from torch import Tensor
 from workloads.engine.ops.backend import Backend, backend_of
 from workloads.engine.ops.fp8_grouped import rows_by_weights
 from workloads.engine.ops.fp8_linear import take_gradients_in
-from workloads.engine.ops.linear import DeferredGradients
+from workloads.engine.ops.linear import DeferredGradients, accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,17 @@ class _GroupedLinear(torch.autograd.Function):
         else:
             grad_x = _rows_by_weights(grad, weight.view(len(groups), -1, weight.shape[1]), groups)
 
-        def gradient() -> Tensor:
-            return weight_gradients(grad, x, groups).flatten(0, 1)
+        deferred, parameter = ctx.deferred, ctx.parameter
 
-        deferred = ctx.deferred is not None and ctx.deferred.add(ctx.parameter, gradient)
-        return grad_x, None if deferred else gradient(), None, None, None
+        def make() -> Tensor | None:
+            if deferred is None or deferred.sum_of is None:
+                return weight_gradients(grad, x, groups).flatten(0, 1)
+            so_far = deferred.sum_of(parameter)
+            add_weight_gradients(so_far.total_OI, grad, x, groups, first=so_far.is_empty)
+            return None
+
+        later = deferred is not None and deferred.add(parameter, make)
+        return grad_x, None if later else make(), None, None, None
 
 
 def _has_kernel(x: Tensor) -> bool:
@@ -120,6 +128,24 @@ def weight_gradients(grad_NO: Tensor, x_NI: Tensor, groups: RowGroups) -> Tensor
     for grad, group_rows, out in zip(grads, rows, gradients, strict=True):
         torch.mm(grad.t(), group_rows, out=out)
     return gradients
+
+
+def add_weight_gradients(total: Tensor, grad_NO: Tensor, x_NI: Tensor, groups: RowGroups, *, first: bool) -> None:
+    """Add the weight gradients to ``total`` [G*O, I], in its dtype; its old content is ignored if ``first``."""
+    if backend_of(grad_NO, x_NI) is Backend.SHAPES:
+        return
+    totals = total.view(len(groups), -1, total.shape[1])
+    if _has_kernel(x_NI):
+        from workloads.engine.ops import triton_grouped_sums
+
+        triton_grouped_sums.add(totals, grad_NO, x_NI, groups.ends_G, first=first)
+        return
+    grads, rows = _parts(groups, grad_NO, x_NI)
+    for of_group, grad, group_rows in zip(totals, grads, rows, strict=True):
+        if len(group_rows) > 0:
+            accumulate(of_group, grad, group_rows, first=first)
+        elif first:
+            of_group.zero_()
 
 
 def _parts(groups: RowGroups, *tensors: Tensor) -> list[list[Tensor]]:

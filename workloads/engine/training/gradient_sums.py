@@ -7,12 +7,14 @@ embedding, of products that cannot add to fp32) are still accumulated by FSDP, a
 
 A sum is allocated by the first product of a step, which overwrites it, and freed after its reduction; so no sum is ever
 zeroed. On one rank without replicas the sum is the gradient. Used with ZeRO 0 and 1, which reduce with the last
-micro-batch only. True of torch 2.11 and 2.13.
+micro-batch only, and with ZeRO 2 and 3 for routed experts of which every rank has its own
+(`workloads.costs.shape.weight_sums`): FSDP would copy, scale and add their gradients in every micro-batch, although
+there is no other shard. True of torch 2.11 and 2.13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -28,10 +30,10 @@ from workloads.engine.training.data_parallel import param_groups_of
 
 
 class GradientSums:
-    """Sums of the weight gradients of one rank's chunks, by weight."""
+    """Sums of weight gradients of one rank, by weight."""
 
-    def __init__(self, chunks: Sequence[nn.Module], dtype: torch.dtype) -> None:
-        modules = (module for chunk in chunks for module in chunk.modules())
+    def __init__(self, modules: Iterable[nn.Module], dtype: torch.dtype) -> None:
+        """``modules``: those whose own parameters have sums."""
         self._groups = [group for one in modules if isinstance(one, FSDPModule) for group in param_groups_of(one)]
         for group in self._groups:
             group.post_backward = partial(self._post_backward, group, group.post_backward)
@@ -79,8 +81,10 @@ class GradientSums:
     @torch.no_grad()
     def _post_backward(self, group: Any, of_fsdp: Callable[..., None], *args: Any) -> None:
         """Do what FSDP's ``post_backward`` of a group does, ``of_fsdp``, which accumulates; but reduce the sums."""
-        if not group.reduce_grads:
+        if not group.reduce_grads or not group.all_reduce_grads:  # the latter is true of the last micro-batch alone
+            reduces, group.reduce_grads = group.reduce_grads, False
             of_fsdp(*args)
+            group.reduce_grads = reduces
             return
         group._training_state = TrainingState.POST_BACKWARD
         summed = []

@@ -19,8 +19,10 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from workloads.costs.shape.schedule import Action, schedule_actions
+from workloads.costs.shape.weight_sums import experts_add
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import named_parameters
+from workloads.engine.layers.experts import Experts
 from workloads.engine.layers.transformer import Chunk, routers
 from workloads.engine.ops.linear import DeferredGradients
 from workloads.engine.training.activation_offload import ActivationStore, LayerTensors
@@ -73,9 +75,17 @@ class Pipeline:
         self.actions = schedule_actions(
             e.pp_schedule, groups.position["pp"], e.pp, e.num_microbatches, e.virtual_stages
         )
-        self.sums = GradientSums(chunks, reduce_dtype(e)) if e.gradient_accumulation_fusion else None
+        modules = [module for chunk in chunks for module in chunk.modules()]
+        self.sums: GradientSums | None = None
         self.deferred: list[DeferredGradients] | None = None
-        if self.sums is not None or any(a.kind == "W" for a in self.actions):
+        if e.gradient_accumulation_fusion:
+            self.sums = GradientSums(modules, reduce_dtype(e))
+        elif experts_add(e):
+            experts = [module for module in modules if isinstance(module, Experts)]
+            self.sums = GradientSums(experts, reduce_dtype(e))
+            for module in experts:
+                module.deferred = DeferredGradients(self.sums)
+        if e.gradient_accumulation_fusion or any(a.kind == "W" for a in self.actions):
             self.deferred = [DeferredGradients(self.sums) for _ in chunks]
             for chunk, deferred in zip(chunks, self.deferred, strict=True):
                 chunk.defer_to(deferred)

@@ -27,7 +27,7 @@ ENGINE = Path(__file__).resolve().parents[4] / "workloads" / "engine"
 def layout(model: ModelSpec = LLAMA_8B, microbatches: int = 1, dp: int = 1, **fields: object) -> Experiment:
     """A layout that adds gradients as the versions of `PEAKS` did."""
     batch = {"micro_batch_size": 2, "global_batch_size": 2 * dp * microbatches}
-    usual = {"model": model, "dp": dp, "seq_len": 4096, "gradient_accumulation_fusion": False}
+    usual = {"model": model, "dp": dp, "seq_len": 4096, "gradient_accumulation_fusion": False, "engine_version": "5"}
     return Experiment.canonical(**{**usual, **batch, **fields})
 
 

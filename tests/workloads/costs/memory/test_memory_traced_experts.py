@@ -9,7 +9,7 @@ import pytest
 from tests.sampling import sampled
 from tests.workloads.costs.memory.test_memory_traced import ROUTED, routed
 from tests.workloads.costs.memory.traced import experiment, shortened, traced
-from tests.workloads.costs.shapes import QWEN3_30B
+from tests.workloads.costs.shapes import MIXTRAL, QWEN3_30B
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import rank_of
@@ -58,6 +58,11 @@ SUMS = {
     ),
     "added at once, replicas": sums(dp=2, grad_reduce="bf16"),
     "added at once": sums(micro_batch_size=4, microbatches=3, grad_reduce="bf16"),
+    "made in the first backward": sums(shortened(QWEN3_30B, 8)),
+    "experts of a rank alone": sums(dp=2, zero_stage=1, ep=2, micro_batch_size=2),
+    "full": sums(dp=2, zero_stage=1, ep=2, micro_batch_size=8, recompute="full"),
+    "fp8": sums(dp=2, zero_stage=1, ep=2, micro_batch_size=2, precision="fp8_tensorwise"),
+    "few large experts": sums(shortened(MIXTRAL), dp=8, zero_stage=1, ep=8, micro_batch_size=4),
 }
 
 
@@ -67,6 +72,55 @@ def test_casts_of_sums_are_at_the_traced_peak(name: str) -> None:
     the dtype of sums are added one by one."""
     case = SUMS[name]
     assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.001)
+
+
+WHOLE = {
+    name: routed(shortened(QWEN3_30B, 4), **{"dp": 2, "ep": 2, "microbatches": 2, **fields})
+    for name, fields in (
+        ("ZeRO 2", {"zero_stage": 2, "microbatches": 3, "micro_batch_size": 4}),
+        ("ZeRO 3", {"zero_stage": 3}),
+        ("ZeRO 3, full", {"zero_stage": 3, "micro_batch_size": 8, "recompute": "full"}),
+        ("reductions in bf16", {"zero_stage": 2, "grad_reduce": "bf16"}),
+        ("master weights in bf16", {"zero_stage": 3, "micro_batch_size": 1, "master_weights": "bf16"}),
+        ("fp8", {"zero_stage": 3, "micro_batch_size": 4, "precision": "fp8_rowwise"}),
+        ("1f1b", {"zero_stage": 3, "pp": 2, "microbatches": 4}),
+        ("interleaved", {"zero_stage": 2, "pp": 2, "pp_schedule": "interleaved_1f1b", "virtual_stages": 2}),
+    )
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(WHOLE), 2, seconds=6))
+def test_sums_of_experts_on_one_shard_are_at_the_traced_peak(name: str) -> None:
+    """With ZeRO 2 and 3 experts that no two ranks share add to sums, and their units are reduced once a step."""
+    case = WHOLE[name]
+    peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(case.pp)]
+    assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=0.001)
+
+
+SPLIT = {
+    name: sums(
+        shortened(QWEN3_30B, 4),
+        pp=2,
+        pp_schedule="zero_bubble_v",
+        virtual_stages=2,
+        microbatches=4,
+        **fields,
+    )
+    for name, fields in (
+        ("one rank a stage", {"micro_batch_size": 2}),
+        ("ep 2, ZeRO 1", {"dp": 2, "ep": 2, "zero_stage": 1}),
+        ("full", {"dp": 2, "ep": 2, "zero_stage": 1, "micro_batch_size": 4, "recompute": "full"}),
+        ("fp8", {"dp": 2, "ep": 2, "zero_stage": 1, "micro_batch_size": 2, "precision": "fp8_rowwise"}),
+    )
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(SPLIT), 1, seconds=16))
+def test_input_gradients_of_experts_are_at_the_traced_peak(name: str) -> None:
+    """The gradients of the experts' outputs stay for the weight-gradient pass, beside those of the received copies."""
+    case = SPLIT[name]
+    peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(case.pp)]
+    assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=0.001)
 
 
 CASTS = {
