@@ -19,6 +19,7 @@ from tests.sweep.predicting.predicted import one
 from tests.workloads.costs.shapes import DEEPSEEK_V2_LITE, LLAMA_1B, MIXTRAL
 from tests.workloads.predict.tables import row
 from workloads.costs.memory.estimate import estimate_memory
+from workloads.predict.probed import LAUNCH_S, USUAL_LAUNCH
 from workloads.spec.experiment import Experiment, from_json
 from workloads.spec.record import config_columns
 
@@ -132,7 +133,8 @@ def test_experts_in_columns_are_predicted_as_a_plan_predicts_them() -> None:
     shape |= {"kv_heads": MIXTRAL.num_kv_heads, "ffn": MIXTRAL.ffn_hidden_size, "vocab": MIXTRAL.vocab_size}
     experts = {"num_experts": moe.num_experts, "experts_per_token": moe.experts_per_token, "shared_experts": 0}
     experts |= {"expert_ffn": moe.expert_hidden_size, "dense_layers": 0, "tie_embeddings": MIXTRAL.tie_embeddings}
-    found = one(**shape, **experts, ep=8, grad_accum=4, sharding="zero2")
+    usual_host = USUAL_LAUNCH * LAUNCH_S
+    found = one(**shape, **experts, ep=8, grad_accum=4, sharding="zero2", host_launch_s=usual_host)
     layout = {"seq_len": 4096, "global_batch_size": 64, "micro_batch_size": 2, "dp": 8, "ep": 8, "zero_stage": 2}
     planned, usual = (Experiment.canonical(model=MIXTRAL, **layout, cuda_graph=graph) for graph in ("none", "auto"))
     expected, without_host = Forecast.of(read_clusters()["h200"]).times([planned, usual])
