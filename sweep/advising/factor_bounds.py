@@ -2,8 +2,8 @@
 
 Rows with the same degrees and micro-batch differ in ZeRO stage and replicas of its shards, hence in the traffic of data
 parallelism alone. Everything else of a step is computed once for all of them, with the lowest of their ZeRO stages,
-whose products may add to gradients themselves, which takes no longer. The neighbour by which it is divided, and the
-closed form, are those of the row.
+whose dense products may add to gradients themselves, and with experts whose products do; neither takes longer. The
+neighbour by which it is divided, and the closed form, are those of the row.
 """
 
 from __future__ import annotations

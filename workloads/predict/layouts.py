@@ -221,7 +221,7 @@ class Structures:
 
     def model_parallel(self, experiments: Sequence[Experiment]) -> ModelParallel:
         """What the experiments share with others, for `least_s`."""
-        return self._near_times.model_parallel(experiments)
+        return self._near_times.model_parallel(experiments, least=True)
 
     def least_s(self, alike: ModelParallel, of: Ints, zero_stages: Ints, replicas: int) -> Floats:
         """Lower bounds of the numerator of `factors`, see `StepTimes.least_s`."""

@@ -129,11 +129,12 @@ class StepTimes:
         """Components of the steps. All experiments must be `is_known` and break no rule of their layout."""
         return self._parts(experiments)
 
-    def model_parallel(self, given: Sequence[Experiment]) -> ModelParallel:
-        """What the layouts share with others; they must be `is_known`."""
+    def model_parallel(self, given: Sequence[Experiment], *, least: bool = False) -> ModelParallel:
+        """What the layouts share with others; they must be `is_known`. ``least``: their experts' products add to sums,
+        as they do with some ZeRO stages and replicas, which takes no longer than what others do."""
         experiments = [as_held(e) for e in given]
         held = [self._kinds(e) for e in experiments]
-        layers = [one for e in experiments if (one := self._layer(e)) is not None]
+        layers = [one for e in experiments if (one := self._layer(e, least or experts_add(e))) is not None]
         numbers, first = np.arange(len(experiments)), dict[Hashable, int]()
         return ModelParallel(
             experiments,
@@ -206,16 +207,17 @@ class StepTimes:
         sums[:, _RECOMPUTE:] = again
         return sums
 
-    def _layer(self, e: Experiment) -> _OfLayers | None:
-        """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage."""
+    def _layer(self, e: Experiment, adds: bool = False) -> _OfLayers | None:
+        """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage. ``adds``: products
+        of experts add their weight gradients to sums; the times of layers do not depend on it."""
         word = "" if is_by_stage(e.recompute) else e.recompute
-        key = _OF_LAYER(e), e.pp_schedule == "gpipe", word, experts_add(e)
+        key = _OF_LAYER(e), e.pp_schedule == "gpipe", word, adds
         if key not in self._layers:
             _make_room(self._layers)
-            self._layers[key] = self._new_layer(e)
+            self._layers[key] = self._new_layer(e, adds)
         return self._layers[key]
 
-    def _new_layer(self, e: Experiment) -> _OfLayers | None:
+    def _new_layer(self, e: Experiment, adds: bool) -> _OfLayers | None:
         rates = rates_of(e, self.cluster)
         if rates is None:
             return None
@@ -225,7 +227,7 @@ class StepTimes:
         r = reduced_bytes(e)
         # Adding reads c, and reads and writes r. A product that adds to a sum reads and writes r, not c.
         added = c + 2 * r
-        of_sum, grouped = 2 * r - c, experts_add(e)
+        of_sum = 2 * r - c
         of_head = of_sum if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
         update = optimizer_of(e)
@@ -239,9 +241,9 @@ class StepTimes:
             added,
             of_head,
             of_dense,
-            of_sum if grouped else added,
+            of_sum if adds else added,
             0 if e.gradient_accumulation_fusion else 4 * r,  # two operations, each reads and writes r
-            0 if grouped or e.gradient_accumulation_fusion else 4 * r,
+            0 if adds or e.gradient_accumulation_fusion else 4 * r,
             *gathered,
             e.model.tie_embeddings or e.model.mtp_modules > 0,
         )
