@@ -28,7 +28,7 @@ def _relation(broken: str, message: str) -> Relation:
 
 RELATIONS = (
     _relation(
-        "not has_mla and head_dim % 2",
+        "not has_mla and head_dim % 2 and not (has_layers and head_dim == 1)",  # 1: no layer has attention
         "head_dim={head_dim} must be even, because the rotary embedding turns pairs of numbers; {head_dim + 1} would "
         "be",
     ),
@@ -58,6 +58,6 @@ RELATIONS = (
 
 def broken(names: Mapping[str, Any]) -> list[str]:
     """Sentences of the relations that a model breaks; empty if its fields fit together. ``names``: its fields and those
-    of its parts by name, ``has_moe`` and ``has_mla``. Fields of an absent part are missing, and no relation reads
-    them."""
+    of its parts by name, ``has_moe``, ``has_mla`` and ``has_layers``. Fields of an absent part are missing, and no
+    relation reads them."""
     return [relation.message.fill(names) for relation in RELATIONS if relation.broken.evaluate(names)]

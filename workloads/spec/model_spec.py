@@ -231,7 +231,7 @@ def _of_layers(label: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def broken_relations(model: ModelSpec) -> list[str]:
     """Sentences of the relations between fields that a model breaks (`workloads.spec.model_relations`)."""
-    names: dict[str, Any] = {"has_moe": model.moe is not None, "has_mla": model.mla is not None}
+    names: dict[str, Any] = {f"has_{part}": getattr(model, part) is not None for part in ("moe", "mla", "layers")}
     for part in (model, model.moe, model.mla):
         if part is not None:
             names |= {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}

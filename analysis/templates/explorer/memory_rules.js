@@ -136,7 +136,8 @@ const MemoryRules = (() => {
     const size = uncounted(label, model, refusals.model_sizes);
     if (size) return size;
     if (model.num_heads % model.num_kv_heads) return say(refusals.heads_do_not_divide, { ...model, label });
-    const names = { ...model, ...model.moe, ...model.mla, has_moe: Boolean(model.moe), has_mla: Boolean(model.mla) };
+    const parts = { has_moe: Boolean(model.moe), has_mla: Boolean(model.mla), has_layers: Boolean(model.layers) };
+    const names = { ...model, ...model.moe, ...model.mla, ...parts };
     const broken = refusals.relations.filter((relation) => isTrue(evaluate(relation.broken, names)));
     if (broken.length) return `${label}: ${broken.map(({ message }) => filled(message, names)).join("; ")}`;
     return uncounted(`experiment on ${model.name}`, e, refusals.counts) ?? null;

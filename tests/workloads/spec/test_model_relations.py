@@ -78,3 +78,14 @@ def test_stored_models_that_break_a_relation_are_read() -> None:
     assert len(broken_relations(read.model)) == 2
     assert canonical_model(read.model) is read.model
     assert to_dict(read)["model"]["head_dim"] == 21
+
+
+def test_a_model_without_attention_has_no_head_to_rotate() -> None:
+    mamba = {"kind": "mamba2", "heads": 8, "head_dim": 64, "groups": 2, "state": 16, "kernel": 4}
+    layers = {"kinds": [{"mixer": mamba, "mlp": None, "norms": 1}], "order": [0, 0]}
+    fields = {"name": "mamba", "hidden_size": 256, "vocab_size": 512, "layers": layers}
+    assert broken_relations(model_from_dict(fields)) == []
+    odd = {"kind": "attention", "heads": 2, "kv_heads": 2, "head_dim": 5, "value_dim": 5}
+    layers["kinds"].append({"mixer": odd, "mlp": None, "norms": 1})
+    with pytest.raises(InvalidExperiment, match="head_dim=5 must be even"):
+        model_from_dict({**fields, "layers": {**layers, "order": [0, 1]}})
