@@ -249,13 +249,14 @@ def traffic(pool: Pool, fault: Fault | None) -> None:
     of `workloads.engine.training.data_parallel`."""
     layers, rounds = experiment().model.num_layers, 4
     wanted = {
-        0: {"allreduce_coalesced_": layers},
-        1: {"_allgather_base_": layers, "reduce_scatter_tensor_coalesced_": layers},
-        2: {"_allgather_base_": layers, "_reduce_scatter_base_": layers * rounds},
-        3: {"_allgather_base_": 2 * layers * rounds, "_reduce_scatter_base_": layers * rounds},
+        (0, True): {"allreduce_coalesced_": layers},
+        (1, True): {"_allgather_base_": layers, "reduce_scatter_tensor_coalesced_": layers},
+        (1, False): {"_allgather_base_": layers, "_reduce_scatter_base_": layers},
+        (2, False): {"_allgather_base_": layers, "_reduce_scatter_base_": layers * rounds},
+        (3, False): {"_allgather_base_": 2 * layers * rounds, "_reduce_scatter_base_": layers * rounds},
     }
-    for zero_stage, expected in wanted.items():
-        case = experiment(dp=2, zero_stage=zero_stage, micro_batch_size=1)
+    for (zero_stage, fused), expected in wanted.items():
+        case = experiment(dp=2, zero_stage=zero_stage, micro_batch_size=1, gradient_accumulation_fusion=fused)
         assert case.num_microbatches == rounds
         counted = pool.run(with_fault, 2, fault, _count_messages, case)
         assert counted == [expected, expected], f"ZeRO {zero_stage}: {counted}"

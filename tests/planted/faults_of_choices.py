@@ -112,10 +112,10 @@ CHOICES: list[Fault] = [
         "choices",
         (
             "search_forgets_what_others_try",
-            "what runs on one pilot is not counted on when another is given its point",
+            "what runs on one pilot is chosen again for another",
             CHOICE + "choose",
-            "for one in np.flatnonzero(view.running):",
-            "for one in ():",
+            "~view.running & ~view.ran",
+            "~view.ran",
             {},
         ),
         (

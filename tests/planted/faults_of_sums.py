@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted.faults import CROSS_ENTROPY, DP, ENGINE, SYNC, faults_of
+from tests.planted.faults import CROSS_ENTROPY, DP, ENGINE, faults_of
 from tests.workloads.engine.parity import experts
 
 _FUSED = {**DP, "zero_stage": 1, "gradient_accumulation_fusion": True}
@@ -80,17 +80,5 @@ SUMS = [
             "of_group.fill_(1.0)",
             _NO_ROWS,
         ),
-    ),
-    *faults_of(
-        "dp",
-        (
-            "sums_reduced_early",
-            "sums are reduced with every micro-batch",
-            SYNC,
-            "experiment.zero_stage >= 2",
-            "experiment.zero_stage >= 1",
-            _FUSED,
-        ),
-        check="traffic",
     ),
 ]

@@ -244,3 +244,17 @@ def test_what_runs_is_not_asked_for_again() -> None:
     session = Session(space, Settings())
     first, second = session.ask(0), session.ask(0)
     assert not set(first) & set(second)
+
+
+def test_what_runs_counts_for_those_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two candidates that promise alike, the one of which the run in progress says nothing goes first."""
+    monkeypatch.setattr(choice, "_untried_families", lambda *_: np.zeros(4, bool))
+    covariance = 0.01 * np.eye(4)
+    covariance[1, 2] = covariance[2, 1] = 0.0095
+    belief = Belief(np.array([0.0, -0.02, -0.02, -0.019]), covariance)
+    ran, running = np.array([True, False, False, False]), np.array([False, True, False, False])
+    space: Any = None
+    seen: Any = None
+    for in_progress, first in ((running, 3), (np.zeros(4, bool), 1)):
+        view = CellView(np.arange(4), ran, in_progress, belief, np.ones(4), 0.025, 0)
+        assert choose(space, seen, view, 2, ALL)[0] == first
