@@ -228,7 +228,9 @@ class StepTimes:
         # Adding reads c, and reads and writes r. A product that adds to a sum reads and writes r, not c.
         added = c + 2 * r
         of_sum = 2 * r - c
-        of_head = of_sum if e.gradient_accumulation_fusion else added
+        # A dense product does so while its next tiles are multiplied: only what takes longer than they do is seen.
+        beside = int(2 * rank_tokens(e)[0] / rates.matmul * rates.memory)
+        of_head = max(0, of_sum - beside) if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
         update = optimizer_of(e)
         numbers = (
