@@ -274,10 +274,11 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
 
 
 def _fp8_working(one: _Layer, mlp: DenseMLP, stream: int, *, first_half: bool) -> int:
-    columns, again = mlp.width // one.s.tp, "swiglu" in one.named
+    s, again, columns = one.s, "swiglu" in one.named, mlp.width // one.s.tp
     up = (2 if mlp.gated else 1) * columns
-    sizes = stream, one.s.tokens, columns, up, one.s.c
-    return fp8.working_bytes(one.e, *sizes, recomputes_product=again, w=one.w, first_half=first_half)
+    return fp8.working_bytes(
+        one.e, stream, s.tokens, columns, up, s.c, recomputes_product=again, w=one.w, first_half=first_half
+    )
 
 
 def _forward(one: _Layer) -> int:
