@@ -139,9 +139,16 @@ def alarms(pairs: pd.DataFrame) -> list[str]:
             f"{_relative(worst['norm_difference'])} apart."
         )
     contradicting = {end: int(pairs[f"loss_agrees_{end}"].eq(False).sum()) for end in "ab"}
-    return sentences + [
+    sentences += [
         f"{plural(count, 'point')} of {end.upper()} had losses that contradict its own reference layout."
         for end, count in contradicting.items()
+        if count
+    ]
+    left_out = {end: int(pairs[f"contradicting_{end}"].sum()) for end in "ab"}
+    return sentences + [
+        f"{plural(count, 'run')} of {end.upper()} left out: the losses contradict its own reference layout, those of "
+        "other runs of the point do not."
+        for end, count in left_out.items()
         if count
     ]
 

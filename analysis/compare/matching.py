@@ -22,7 +22,7 @@ from analysis.rows.canonical import with_canonical_models
 from analysis.rows.labels import add_labels, with_usual_ways
 from analysis.rows.stats import MIN_FOR_INTERVAL, median_interval
 from results.errors import InvalidResults
-from results.statistics import noise
+from results.statistics import noise, ranking
 from results.tables.schema import CONFIG_COLUMNS, METHODS
 from results.text.numbers import format_setting, listed
 from workloads.spec.experiment import ENGINE
@@ -98,14 +98,19 @@ def of_engine(attempts: pd.DataFrame, side: str, engine: str) -> pd.DataFrame:
 def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | None = None) -> pd.DataFrame:
     """One row for each point of ``attempts`` (of one method) that summarizes its finished runs.
 
-    ``outcome`` is ok if any run finished, otherwise that of the last attempt. ``rate`` is the median over the runs of
-    ``tokens_per_s_per_gpu``. ``rate_low`` and ``rate_high`` are a bootstrap interval over at least five repeats; with
-    fewer, the range over the runs, each with the interval of its timed steps (bootstrap from five on, otherwise their
-    range); NaN with one timed step and no repeat. ``step_spread`` is slowest over fastest timed step minus 1, ``rates``
-    the rates of the runs, ``peak_*`` bytes. ``step_times``: seconds of each timed step (slowest rank) by attempt.
+    Runs whose losses contradict the reference layout are no repeats of those whose losses do not, as in
+    `results.statistics.ranking`: a point has the others where there are any, and ``contradicting`` counts the finished
+    runs that are left out. ``outcome`` is ok if any run finished, otherwise that of the last attempt. ``rate`` is the
+    median over the runs of ``tokens_per_s_per_gpu``. ``rate_low`` and ``rate_high`` are a bootstrap interval over at
+    least five repeats; with fewer, the range over the runs, each with the interval of its timed steps (bootstrap from
+    five on, otherwise their range); NaN with one timed step and no repeat. ``step_spread`` is slowest over fastest
+    timed step minus 1, ``rates`` the rates of the runs, ``peak_*`` bytes. ``step_times``: seconds of each timed step
+    (slowest rank) by attempt.
     """
     rows = with_canonical_models(attempts[attempts["repeat_of"].isna()])
-    timed = rows[(rows["outcome"] == "ok") & rows[_RATE].notna()].assign(_layout=rows["experiment_id"])
+    differ = ranking.losses_differ(rows)
+    layout = rows["experiment_id"] + differ.map({True: " losses differ", False: ""})
+    timed = rows[(rows["outcome"] == "ok") & rows[_RATE].notna()].assign(_layout=layout)
     rows = rows.drop(index=timed.index[~noise.independent(timed, _RATE)])
     rows = rows.sort_values(["started_at", "attempt_number"], na_position="first", kind="stable")
     rows = with_usual_ways(add_labels(rows.reset_index(drop=True)))
@@ -113,18 +118,21 @@ def points(attempts: pd.DataFrame, step_times: Mapping[str, Sequence[float]] | N
     rows["node_count"] = winners.node_count(rows).astype(float)
     runs = _run_intervals(rows, step_times or {})
     finished = (rows["outcome"] == "ok").to_numpy()
+    trusted = ~ranking.losses_differ(rows).to_numpy()
     cancelled = (rows["outcome"] == "cancelled").to_numpy()
     places: list[int] = []
     summaries = []
     several: dict[int, np.ndarray[Any, Any]] = {}
     grouped = cast("dict[Any, np.ndarray[Any, Any]]", rows.groupby(IDENTITY, dropna=False, sort=False).indices)
     for members in grouped.values():
-        ok = members[finished[members]]
+        ended = members[finished[members]]
+        agreeing = ended[trusted[ended]]
+        ok = agreeing if len(agreeing) else ended
         deciding = ok if len(ok) else members[~cancelled[members]]
         if len(ok) > 1:
             several[len(places)] = ok
         places.append((deciding if len(deciding) else members)[-1])
-        summaries.append(_together(runs, ok))
+        summaries.append(_together(runs, ok) | {"contradicting": len(ended) - len(ok)})
     summary = pd.DataFrame(summaries, columns=list(_TOGETHER))
     facts = rows.reindex(columns=list(FACTS))
     kept = [*_DESCRIBING, *(name for name in (*SETTINGS, *FACTS) if name not in _DESCRIBING)]
@@ -207,7 +215,7 @@ _DESCRIBING = (
     *("num_microbatches", "tokens_per_step", "precision", "outcome", "losses", "grad_norms", "loss_agrees"),
 )
 _TOGETHER = (
-    *("runs", "rate", "rate_low", "rate_high", "rates", "step_time_s", "step_spread"),
+    *("runs", "contradicting", "rate", "rate_low", "rate_high", "rates", "step_time_s", "step_spread"),
     *(f"peak_{kind}{end}" for kind in ("allocated", "reserved") for end in ("", "_low", "_high")),
 )
 

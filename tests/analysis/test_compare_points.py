@@ -10,6 +10,7 @@ import pytest
 
 from analysis.compare import matching, moved
 from results.errors import InvalidResults
+from results.statistics import ranking
 from tests.analysis import synthetic
 from tests.analysis.compared import MIB, POINTS, judged, points_of, run
 from tests.analysis.conftest import frame_of
@@ -123,6 +124,27 @@ def test_repeats_become_one_point_with_their_median_and_range() -> None:
     assert point["rate_low"] == pytest.approx(98 / 1.01)
     five = points_of(*(run(POINTS[0], rate, i, spread=0.5) for i, rate in enumerate((98.0, 99.0, 100.0, 101.0, 102.0))))
     assert 98 <= five["rate_low"][0] < 100 < five["rate_high"][0] <= 102  # of the runs, however wide their steps
+
+
+def test_a_run_with_other_losses_is_no_repeat_as_in_the_ranking() -> None:
+    """A wrong run may be fast: the ranking gives it a place of its own, and a comparison leaves it out."""
+    rows = [
+        run(POINTS[0], rate, i, loss_agrees=agrees, losses=[12.0, 11.5, loss], peak_allocated_bytes=peak * MIB)
+        for i, (rate, agrees, loss, peak) in enumerate(
+            [(100.0, True, 11.0, 1000), (104.0, True, 11.0, 1000), (200.0, False, 7.0, 400)]
+        )
+    ]
+    points = points_of(*rows)
+    ranked = ranking.of_layouts(frame_of(rows), ["model"], "tokens_per_s_per_gpu").set_index("rank")
+    assert (points["runs"][0], points["contradicting"][0], points["rate"][0]) == (2, 1, ranked["median"][1.0])
+    assert (points["peak_allocated"][0], points["losses"][0][2]) == (1000 * MIB, 11.0)
+    from analysis.compare import findings
+
+    assert findings.alarms(judged(points, points_of(*rows[:2]))) == [
+        "1 run of A left out: the losses contradict its own reference layout, those of other runs of the point do not."
+    ]
+    [alone] = points_of(*rows[2:]).to_dict("records")  # nothing else is known of the point
+    assert (alone["runs"], alone["contradicting"], alone["rate"], alone["loss_agrees"]) == (1, 0, 200.0, False)
 
 
 def test_a_point_run_twice_at_once_is_no_repeat_and_a_failed_try_no_run() -> None:

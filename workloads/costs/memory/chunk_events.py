@@ -16,7 +16,7 @@ from workloads.costs.memory.events import Live, Step, Timeline, highest
 from workloads.costs.memory.kind_tensors import routed_tensors
 from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_events import layer_steps
-from workloads.costs.memory.sizes import Part, Shared, has_modules
+from workloads.costs.memory.sizes import Part, Shared
 from workloads.costs.memory.turn import Turn
 from workloads.costs.shape.partition import StageParams, experiment_chunks, part_of_experiment
 from workloads.costs.shape.schedule import V_SHAPED, Backwards, ChunkState, Held, Kind, held_by_chunk
@@ -61,9 +61,7 @@ def timelines_of_chunks(
     for held in experiment_chunks(e)[stage]:
         if held not in known:
             own = part_of_experiment(e, held)
-            modules = has_modules(e, held)
-            as_rank = not held.recompute and modules == x.modules
-            known[held] = Chunk.of(own, x if as_rank else Shared.of(own, modules=modules), held)
+            known[held] = Chunk.of(own, Shared.of(own) if held.recompute else x, held)
         chunks.append(known[held])
     saved = [one.part.saved + one.part.packed + one.part.of_head for one in chunks]
     deferred = [one.part.deferred for one in chunks]
@@ -164,15 +162,14 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
     gradients. When expert gradients are reduced, the experts' rows, output gradients, gate_up and product are free.
     """
     sizes: list[LayerSizes] = []
-    working = 0
     for size in x.sizes:
-        working, reducing = max(x.w_blocks * x.block, x.w_experts * size.experts), 0
+        working, reducing = max(x.w_blocks * size.block, x.w_experts * size.experts), 0
         if size.experts:
             of_experts = routed_tensors(e, x.c)
             reducing = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
         one = size._replace(saved=size.deferred, kept=size.deferred, working=working, working_kept=working)
         sizes.append(one._replace(reducing=reducing, reducing_kept=reducing))
-    return x._replace(sizes=tuple(sizes), working=working, working_kept=working)
+    return x._replace(sizes=tuple(sizes))
 
 
 def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[Step]:

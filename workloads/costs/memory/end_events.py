@@ -21,7 +21,7 @@ def head_forward(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """
     gathering = 0
     if x.shards > 1 and (x.zero3 or not turn.prior):
-        gathering = max(x.b * part.last_block, x.b_experts * part.experts) if part.tied else x.c * part.head
+        gathering = part.last_buffer if part.tied else x.c * part.head
     if x.head_in_backward and (x.zero3 or x.num_microbatches > 1):
         gathering = x.b * part.last_block if x.zero3 and x.shards > 1 and part.num_layers else 0
     forward: Live = {"loss": x.head.working, "gathering": gathering}
@@ -35,9 +35,8 @@ def head_forward(x: Shared, part: Part, turn: Turn) -> list[Step]:
     if x.interleaved and x.chunks > 1 and part.head and turn.own_deferred and turn.prior and not x.unsharded:
         forward["flat"] = max(x.r * part.head, turn.pending(x, part))
     if gathering and part.head and part.num_layers and not (x.head_in_backward and x.num_microbatches > 1):
-        # The buffer of the last block is freed when the head's has been copied from; the layers' output exists.
-        beside = max(x.b * part.last_block, x.b_experts * part.experts)
-        steps.insert(0, ("head, gathering", {"loss": x.stream, "gathering": gathering + beside}))
+        # The buffer of the last unit is freed when the head's has been copied from; the layers' output exists.
+        steps.insert(0, ("head, gathering", {"loss": x.stream, "gathering": gathering + part.last_buffer}))
         if x.zero3:
             steps[0][1]["weights"] = x.c * part.head
     if x.zero3 and x.shards > 1 and part.num_layers and not x.head_in_backward:
@@ -62,29 +61,29 @@ def _last_forward(part: Part) -> list[Step]:
 
 def _last_gathering(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The beginning of the last layer's forward with ZeRO 3, and of its experts': the buffers of two units, and weights
-    copied from the second. The head may have been gathered ahead by the backward of an earlier micro-batch, after one
-    before that (`last_ahead`)."""
-    last = part.classes[-1].size
-    kept = last.kept if part.kept_after else last.saved
+    copied from the second. Experts that one rank has alone are cast weight by weight instead. The head may have been
+    gathered ahead by the backward of an earlier micro-batch, after one before that (`last_ahead`)."""
+    last = part.places[0]
     ahead = x.c * part.head if turn.prior and turn.in_flight == 1 and x.num_microbatches > 2 else 0
-    before = x.b * part.before_last if part.num_layers > 1 else part.first_copy if part.has_embedding else 0
     leaving = part.fetched(0)  # what the layer before it offloads
-    block, experts = x.b * part.last_block, x.b_experts * last.experts
-    if part.num_layers > 1 and part.last_layers(2)[-1][0].experts:
-        before = x.b_experts * part.experts
-    if experts:
-        before = 0
+    block, experts = x.b * part.last_block, x.b_experts * last.size.experts
+    if experts and x.expert_shards == 1:  # the buffer of the block is free
+        buffers = x.b_experts * max(last.size.experts_up - last.size.experts_down, last.size.experts_down)
+    elif experts:
+        buffers = block + experts
+    elif last.earlier is None:
+        buffers = block + (part.first_copy if part.has_embedding else 0)
+    elif last.earlier.experts:
+        buffers = block + (x.b_experts * last.earlier.experts if x.expert_shards > 1 else 0)
+    else:
+        buffers = block + x.b * last.earlier.block
     gathering: Live = {
-        "saved": part.saved - kept - part.last_stays + x.stream,  # with the layer's input
+        "saved": part.saved - last.own - part.last_stays + x.stream,  # with the layer's input
         "weights": block + experts + x.c * part.tied,
-        "gathering": block + experts + before + ahead,
+        "gathering": buffers + ahead,
         "leaving": leaving,
     }
-    forward: Live = {
-        "saved": part.saved,
-        "working": part.last_forward,
-        "gathering": (experts or block) + ahead,
-    }
+    forward: Live = {"saved": part.saved, "working": part.last_forward, "gathering": part.last_buffer + ahead}
     after: Live = {"working": 0, "leaving": 0}
     return [("last layer, gathering", gathering), ("last layer, forward", forward), ("last layer", after)]
 
@@ -198,7 +197,7 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
     end: Live = {
         **_NOTHING_OF_LAYERS,
         "saved": part.output,
-        "received": 0 if part.has_head or turn.first_half else x.stream,  # else among what is left
+        "received": part.received(x, first_half=turn.first_half),
         "left": 0 if ends_step else turn.own_deferred,
         "stream": 0 if part.has_embedding else x.stream,
     }

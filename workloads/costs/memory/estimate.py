@@ -38,7 +38,7 @@ from workloads.costs.memory.end_events import head_forward, head_reduction, last
 from workloads.costs.memory.events import Live, Timeline, by_category, highest, live_at
 from workloads.costs.memory.layer_classes import layer_classes
 from workloads.costs.memory.layer_events import layer_steps
-from workloads.costs.memory.sizes import Part, Shared, has_modules
+from workloads.costs.memory.sizes import Part, Shared
 from workloads.costs.memory.turn import Turn
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.partition import (
@@ -184,13 +184,13 @@ def saved_bytes(experiment: Experiment, rank: int) -> int:
 def _peaks(e: Experiment, ranks: Iterable[int], limit_bytes: float = math.inf) -> list[_Peak]:
     """The first of the highest steps of each of these ranks, up to the first rank that is above ``limit_bytes``."""
     held, peaks = experiment_stages(e), []
-    shared: dict[tuple[str, bool], Shared] = {}
+    shared: dict[str, Shared] = {}
     chunks: dict[StageParams, Chunk] = {}
     for rank in ranks:
-        key = held[rank].recompute, has_modules(e, held[rank])
-        if key not in shared:
-            shared[key] = Shared.of(part_of_experiment(e, held[rank]), modules=key[1])
-        timelines = timelines_of(e, shared[key], rank, held[rank], chunks)
+        word = held[rank].recompute
+        if word not in shared:
+            shared[word] = Shared.of(part_of_experiment(e, held[rank]))
+        timelines = timelines_of(e, shared[word], rank, held[rank], chunks)
         number, place, total = highest(timelines)
         peaks.append((total, rank, timelines[number], place))
         if total > limit_bytes:

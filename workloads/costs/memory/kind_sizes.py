@@ -264,15 +264,21 @@ def _dense_working(one: _Layer, mlp: DenseMLP, stream: int) -> int:
     """
     s, up, product, inputs = one.s, one.t.mlp[0].bytes, one.t.mlp[1].bytes, 2 if mlp.gated else 1
     if fp8.is_low(one.e):
-        columns, again = mlp.width // s.tp, "swiglu" in one.named
-        of_up = inputs * columns
-        return fp8.working_bytes(one.e, stream, s.tokens, columns, of_up, s.c, recomputes_product=again, w=one.w)
+        return _fp8_working(one, mlp, stream, first_half=False)
     down_weight = one.w * mlp.width // s.tp * s.hidden
     up_weight = down_weight * inputs
     later = one.gathered + max(one.gathered, up_weight) - product + (s.own(s.hidden) if s.tp == 1 else 0)
     if s.tp > 1 and not one.compiled:  # without sequence parallelism the input is saved, and the sum is as large as it
         later += s.own(s.hidden) * (one.e.sequence_parallel + ("norm" in one.named))
     return stream + down_weight + max(one.gathered + product, up, later)
+
+
+def _fp8_working(one: _Layer, mlp: DenseMLP, stream: int, *, first_half: bool) -> int:
+    s, again, columns = one.s, "swiglu" in one.named, mlp.width // one.s.tp
+    up = (2 if mlp.gated else 1) * columns
+    return fp8.working_bytes(
+        one.e, stream, s.tokens, columns, up, s.c, recomputes_product=again, w=one.w, first_half=first_half
+    )
 
 
 def _forward(one: _Layer) -> int:
@@ -305,8 +311,10 @@ def _mixer_working(one: _Layer, stream: int, saved: int) -> int:
         return 0
     there = _sum(t.entry[:3] if kind.mlp is not None else t.entry) + _sum(t.mixer) + stream
     there += sum(tensor.bytes for tensor in t.mixer if tensor.gradient)
-    if isinstance(mixer, Attention) and (exchanging := exchanging_keys(mixer, s)) > 0:
-        there += exchanging - (s.own(s.hidden) if kind.mlp is None and "norm" in one.named else 0)
+    if kind.mlp is None and "norm" in one.named:  # the normed input is made again later
+        there -= s.own(s.hidden)
+    if isinstance(mixer, Attention):
+        there += exchanging_keys(mixer, s)
     if isinstance(mixer, LatentAttention):  # keys are whole then, and latents have no gradients yet
         there += s.split(mixer.heads * mixer.rope_dim) - t.mixer[0].bytes
     weights = [weight for weight in mixer.weights(s.hidden) if weight.name in ("o", "out")]
@@ -377,13 +385,14 @@ def _uncast(one: _Layer, operation: str) -> int:
 
 def _first_half(one: _Layer) -> int:
     """Extra working bytes of a dense layer in the input-gradient pass of a split backward, compared with a whole
-    backward: the product is kept for the weight-gradient pass, and the down weight has no gradient yet. In fp8 the
-    remaining tensor is either the fp8 copy, already counted, or the recomputed 16-bit product."""
+    backward: the product is kept for the weight-gradient pass, and the down weight has no gradient yet. In fp8 see
+    `fp8.working_bytes`."""
     s, mlp = one.s, one.kind.mlp
     if not isinstance(mlp, DenseMLP):
         return 0
     if fp8.is_low(one.e):
-        return _uncast(one, "swiglu") + _uncast(one, "norm") // 2
+        of_pass, whole = (_fp8_working(one, mlp, 0, first_half=half) for half in (True, False))
+        return max(0, of_pass - whole)
     return max(0, one.t.mlp[1].bytes - one.w * mlp.width // s.tp * s.hidden)
 
 

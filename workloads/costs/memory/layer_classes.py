@@ -1,7 +1,7 @@
 """Layers of a pipeline rank or chunk by class: how many it holds of each, and what one of them saves and needs.
 
-A class is a group of layers with equal sizes: those of one kind. Memory code loops over classes, in the order of the
-model, and knows no names of them.
+A class is a group of layers with equal sizes: those of one kind. Memory code loops over classes, and over the places of
+layers where a rank may peak, and knows no names of them.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from workloads.costs.memory.kind_sizes import kind_bytes
+from workloads.costs.shape import fp8
 from workloads.costs.shape.params import COMPUTE_BYTES, layer_counts, local_params
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.spec.experiment import Experiment
-from workloads.spec.layer_kinds.mlp import DenseMLP
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.model import Layer
 from workloads.spec.model_layers import layers_of
 
 
@@ -29,8 +31,7 @@ class LayerSizes(NamedTuple):
     kept: int
     """Bytes held from forward to backward if the layer is not recomputed."""
     working: int
-    """Bytes needed in addition to ``saved`` while its backward runs. A layer counts as at least as large as kinds
-    before it, and with ``block`` one without experts as any: kinds take turns, and FSDP gathers ahead."""
+    """Bytes needed in addition to ``saved`` while its backward runs."""
     working_kept: int
     forward: int
     """Bytes needed in addition to ``saved`` at the end of its forward."""
@@ -40,6 +41,9 @@ class LayerSizes(NamedTuple):
     arriving_kept: int
     deferred: int
     """Bytes held between the two passes of a split backward."""
+    holds_gradient: bool
+    """Whether the gradient of its output is, as it arrives, part of ``deferred``: its last product is of own tokens,
+    and neither is its output normed nor are gradients cast to fp8."""
     first_half: int
     """Extra working bytes in the input-gradient pass, in addition to ``working``."""
     block: int
@@ -72,15 +76,6 @@ class LayerClass(NamedTuple):
     layers: int
     recomputed: int
     """How many of them the recompute policy covers."""
-    first_recomputed: bool
-    """Whether the first of them is recomputed; backward reaches it last."""
-    place: int
-    """How many layers of other classes come before the first of them."""
-    block_before: int
-    """Elements of the blocks of these."""
-    experts_before: int
-    deferred_before: int
-    saved_before: int
 
     @property
     def saved(self) -> int:
@@ -103,22 +98,65 @@ def layer_sizes(
 
 
 def classes_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[LayerClass, ...]:
-    """The layers of a rank or chunk by class, in the order of their first ones. ``sizes``: `layer_sizes`."""
-    classes = []
-    for kind, size in enumerate(sizes):
-        if not held.of_kind[kind]:
-            continue
-        place = block = experts = deferred = saved = 0
-        for at, (count, recomputed) in enumerate(held.before_kind[kind]):
-            other = sizes[at]
-            place += count
-            block += count * other.block
-            experts += count * other.experts
-            deferred += count * other.deferred
-            saved += recomputed * other.saved + (count - recomputed) * other.kept
-        counts = held.of_kind[kind], held.recomputed_of_kind[kind], held.first_of_kind_recomputed[kind]
-        classes.append(LayerClass(size, kind, *counts, place, block, experts, deferred, saved))
-    return tuple(sorted(classes, key=attrgetter("place")))
+    """The layers of a rank or chunk by class. ``sizes``: `layer_sizes`."""
+    return tuple(
+        LayerClass(size, kind, held.of_kind[kind], held.recomputed_of_kind[kind])
+        for kind, size in enumerate(sizes)
+        if held.of_kind[kind]
+    )
+
+
+class Place(NamedTuple):
+    """A layer in whose backward a rank or chunk may need most, and what the layers after it had."""
+
+    role: str
+    """As of `workloads.costs.shape.partition.LayerPlace`."""
+    kind: int
+    """Index of its kind in the model, and of ``size`` in `layer_sizes`."""
+    size: LayerSizes
+    recomputed: bool
+    done: int
+    """How many layers come after it."""
+    rest: int
+    """Elements of their blocks."""
+    experts: int
+    """Elements of their routed experts."""
+    saved: int
+    """Bytes that they saved on the device."""
+    deferred: int
+    """Bytes that they hold between the two passes of a split backward."""
+    earlier: LayerSizes | None
+    """The layer before it."""
+    later: LayerSizes | None
+    """The layer after it."""
+
+    @property
+    def name(self) -> str:
+        return self.role if "layer" in self.role else f"{self.role} {self.size.name}"
+
+    @property
+    def own(self) -> int:
+        """Bytes that it saved on the device."""
+        return self.size.saved if self.recomputed else self.size.kept
+
+
+def places_of(sizes: tuple[LayerSizes, ...], held: StageParams) -> tuple[Place, ...]:
+    """The layers of a stage in whose backward it may need most, from the last one to the first. ``sizes``:
+    `layer_sizes`."""
+    found = []
+    for role, kind, recomputed, after, (earlier, later) in held.places:
+        done = rest = experts = saved = deferred = 0
+        for at, (count, again) in enumerate(after):
+            if count:
+                other = sizes[at]
+                done += count
+                rest += count * other.block
+                experts += count * other.experts
+                saved += again * other.saved + (count - again) * other.kept
+                deferred += count * other.deferred
+        beside = sizes[earlier] if earlier >= 0 else None, sizes[later] if later >= 0 else None
+        found.append(Place(role, kind, sizes[kind], recomputed, done, rest, experts, saved, deferred, *beside))
+    return tuple(found)
 
 
 _OF_SIZES = attrgetter(
@@ -144,19 +182,15 @@ def _sizes_of_kinds(
     e: Experiment, w: int | None, w_experts: int | None, *, splits: bool, experts_add: bool
 ) -> tuple[LayerSizes, ...]:
     layers, c = layers_of(e.model), COMPUTE_BYTES[e.precision]
-    elements = [local_params(e, layer_counts(e.model, kind)) for kind in layers.kinds]
-    of_kinds = [*zip(layers.kinds, elements, strict=True)]
-    working = working_kept = 0
-    largest = max(rest for kind, (rest, _) in of_kinds if not kind.ahead)
-    with_modules = max(rest for rest, _ in elements)
     sizes: list[LayerSizes] = []
-    for kind, (rest, experts) in of_kinds:
+    for kind in layers.kinds:
+        rest, experts = local_params(e, layer_counts(e.model, kind))
         saved = kept = kind_bytes(e, kind, c, recomputed=True, w=w, w_experts=w_experts, experts_add=experts_add)
         if e.recompute != "none":
             kept = kind_bytes(e, kind, c, recomputed=False, w=w, w_experts=w_experts, experts_add=experts_add)
         of_weights = (c if w is None else w) * rest
-        working = max(working, saved.working, of_weights + saved.ending)
-        working_kept = max(working_kept, kept.working, of_weights + kept.ending)
+        working = max(saved.working, of_weights + saved.ending)
+        working_kept = max(kept.working, of_weights + kept.ending)
         exchanging = saved.exchanging if splits else 0
         held = [one for one in kind.weights(e.model.hidden_size) if one.held == "experts"]
         of_experts = {one.name: one.parameters // (e.ep * e.etp) for one in held}
@@ -173,8 +207,9 @@ def _sizes_of_kinds(
                 arriving=saved.arriving,
                 arriving_kept=kept.arriving,
                 deferred=saved.deferred if splits else 0,
+                holds_gradient=e.tp == 1 and not fp8.keeps_low(e) and _ends_with_product(kind),
                 first_half=saved.first_half if splits and exchanging <= saved.working else 0,
-                block=rest if experts else with_modules if kind.ahead else largest,
+                block=rest,
                 down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
                 experts=experts,
                 experts_up=of_experts.get("expert up", 0),
@@ -186,6 +221,13 @@ def _sizes_of_kinds(
             )
         )
     return tuple(sizes)
+
+
+def _ends_with_product(kind: Layer) -> bool:
+    """Whether the gradient of a layer's output is that of a product's output, other than of routed experts."""
+    routed = isinstance(kind.mlp, RoutedMLP) and kind.mlp.shared is None
+    parts = (kind.mixer is not None) + (kind.mlp is not None)
+    return not routed and kind.norms <= parts and not kind.outputs_normed
 
 
 def layer_classes(e: Experiment, held: StageParams) -> tuple[LayerClass, ...]:

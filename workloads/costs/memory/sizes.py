@@ -10,7 +10,7 @@ from typing import NamedTuple
 from workloads.costs.memory.activations import HeadBytes, head_bytes, rank_tokens
 from workloads.costs.memory.document_tensors import input_bytes, packed_bytes
 from workloads.costs.memory.host import device_state_bytes
-from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, classes_of, layer_sizes
+from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, Place, classes_of, layer_sizes, places_of
 from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
@@ -22,12 +22,6 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import data_degrees, expert_degrees
 from workloads.spec.model_layers import layers_of
 from workloads.spec.updates.optimizer import master_bytes, reduced_bytes
-
-
-def has_modules(e: Experiment, held: StageParams) -> bool:
-    """Whether a rank or chunk holds modules of multi-token prediction."""
-    kinds = layers_of(e.model).kinds
-    return any(count > 0 and kind.ahead for count, kind in zip(held.of_kind, kinds, strict=True))
 
 
 def accumulates_unsharded(experiment: Experiment) -> bool:
@@ -74,18 +68,13 @@ class Shared(NamedTuple):
     """The same of routed experts."""
     sizes: tuple[LayerSizes, ...]
     """Sizes of each class of layers of the model."""
-    working: int
-    """Working bytes of the class of layers that needs most."""
-    working_kept: int
-    """The same of layers that are not recomputed (``recompute_every``)."""
     b: int
     """Bytes per element of a gathered block: c, or 1 for fp8 weights with one scale."""
     b_experts: int
     """Bytes per element of gathered routed experts."""
     block: int
-    """Elements of the largest block on one rank, without routed experts, which are separate units."""
-    experts: int
-    """Elements of one layer's routed experts on one rank."""
+    """Elements of the largest block on one rank, without routed experts, which are separate units, and without modules
+    of multi-token prediction."""
     expert_shards: int
     """Number of ranks that share an expert's master weights."""
     vocabulary: int
@@ -116,19 +105,14 @@ class Shared(NamedTuple):
     """Whether the schedule is an interleaved one."""
     chunks: int
     """Number of chunks of a rank."""
-    between: bool
-    """Whether layers that are recomputed and layers that are not take turns."""
     last_stays: bool
     """Whether the last layer before the head offloads nothing (`last_layer_stays`)."""
     head_in_backward: bool
     """Whether the head's gradients are made in its backward, after the forwards of all micro-batches (GPipe)."""
-    modules: bool
-    """Whether modules of multi-token prediction are among the layers that need most."""
 
     @classmethod
-    def of(cls, e: Experiment, *, makes_sums: bool = False, modules: bool = True) -> Shared:
-        """``makes_sums``: for a first backward with ``adds``. ``modules``: whether the rank or chunk may hold modules
-        of multi-token prediction, which are larger than other layers."""
+    def of(cls, e: Experiment, *, makes_sums: bool = False) -> Shared:
+        """``makes_sums``: for a first backward with ``adds``."""
         model, c, g, r = e.model, COMPUTE_BYTES[e.precision], master_bytes(e), reduced_bytes(e)
         stream = c * rank_tokens(e)[1] * model.hidden_size * model.streams
         of_sums = r if makes_sums else 0
@@ -142,7 +126,7 @@ class Shared(NamedTuple):
         later = e.zero_stage >= 2 and e.num_microbatches > 1
         experts_replicas, expert_shards = expert_degrees(e) if model.moe is not None else (1, 1)
         kinds = layers_of(model).kinds
-        held = [size for size, kind in zip(sizes, kinds, strict=True) if modules or not kind.ahead]
+        held = [size for size, kind in zip(sizes, kinds, strict=True) if not kind.ahead]
         return cls(
             c=c,
             g=g,
@@ -159,12 +143,9 @@ class Shared(NamedTuple):
             w_blocks=w_blocks,
             w_experts=w_experts,
             sizes=sizes,
-            working=max(size.working for size in held),
-            working_kept=max(size.working_kept for size in held),
             b=gathered_bytes(e, c),
             b_experts=gathered_bytes(e, c, of_experts=True),
             block=max(size.block for size in held),
-            experts=max(size.experts for size in sizes),
             expert_shards=expert_shards,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
@@ -180,10 +161,8 @@ class Shared(NamedTuple):
             splits=e.pp_schedule in SPLIT_BACKWARD,
             interleaved=e.pp_schedule in INTERLEAVED,
             chunks=e.virtual_stages,
-            between=e.recompute_every > 1,
             last_stays=last_layer_stays(e.pp_schedule),
             head_in_backward=e.pp_schedule == "gpipe",
-            modules=modules,
         )
 
     @property
@@ -222,9 +201,9 @@ class Part(NamedTuple):
     stated otherwise."""
 
     classes: tuple[LayerClass, ...]
-    """The layers by class, in order."""
-    kept_after: int
-    """Number of layers after the last recomputed one."""
+    """The layers by class."""
+    places: tuple[Place, ...]
+    """Layers in whose backward it may peak, from the last one to the first; none of several chunks together."""
     num_layers: int
     has_head: bool
     has_embedding: bool
@@ -239,16 +218,14 @@ class Part(NamedTuple):
     first_copy: int
     """Bytes of ``first`` when gathered."""
     first_block: int
-    """Block of the first layer, without routed experts; the largest block where layers of several classes take
-    turns."""
+    """Block of the first layer, without routed experts; the largest block without layers."""
     last_block: int
     """That of the last layer."""
-    before_last: int
-    """That of the layer before the last."""
+    last_buffer: int
+    """Bytes of FSDP's buffer of the last unit of the layers: the last block or its experts. One rank that has experts
+    alone casts them weight by weight, and has none."""
     tied: int
     """Embedding that is also the output projection; 0 if there is no such weight."""
-    experts: int
-    """Routed experts of one layer; 0 if there are none."""
     all_experts: int
     """Routed experts of all layers."""
     ends: int
@@ -292,13 +269,18 @@ class Part(NamedTuple):
         master = x.g * own
         shard = master if e.virtual_stages == 1 else x.shard(layers + ends, experts)
         classes = classes_of(x.sizes, held)
-        of_host, last_stays, input_stays = _offloaded(classes, x, held)
+        of_host, last_stays, input_stays = _offloaded(x, held)
         output = 0 if held.has_head else x.stream
-        first_block, before_last, last_block = _blocks(classes, x.block)
-        first_down = classes[0].size.down if classes else 0
+        places = places_of(x.sizes, held)
+        first_block, last_block = (places[at].size.block if places else x.block for at in (-1, 0))
+        first_down = places[-1].size.down if places else 0
+        last_experts = places[0].size.experts if places else 0
+        last_buffer = x.b * last_block
+        if last_experts:
+            last_buffer = x.b_experts * last_experts if x.expert_shards > 1 else 0
         return cls(
             classes=classes,
-            kept_after=held.kept_after,
+            places=places,
             num_layers=held.num_layers,
             has_head=held.has_head,
             has_embedding=held.embedding > 0,
@@ -309,9 +291,8 @@ class Part(NamedTuple):
             first_copy=x.c * x.vocabulary if held.embedding else x.b * first_block,
             first_block=first_block,
             last_block=last_block,
-            before_last=before_last,
+            last_buffer=last_buffer,
             tied=x.vocabulary if held.has_head and held.embedding > 0 and held.head == 0 else 0,
-            experts=x.experts if experts else 0,
             all_experts=experts,
             ends=ends,
             whole=x.b * layers + x.b_experts * experts + x.c * ends,
@@ -335,18 +316,14 @@ class Part(NamedTuple):
     @property
     def last_forward(self) -> int:
         """Bytes in addition to ``saved`` at the end of the last layer's forward; there must be one."""
-        last = self.classes[-1].size
-        return last.forward_kept if self.kept_after else last.forward
+        last = self.places[0]
+        return last.size.forward if last.recomputed else last.size.forward_kept
 
-    def last_layers(self, count: int) -> list[tuple[LayerSizes, int]]:
-        """The last ``count`` layers by class, as (sizes, number), the last class first."""
-        result: list[tuple[LayerSizes, int]] = []
-        for one in reversed(self.classes):
-            taken = min(count, one.layers)
-            if taken:
-                result.append((one.size, taken))
-            count -= taken
-        return result
+    def received(self, x: Shared, *, first_half: bool) -> int:
+        """Bytes of the gradient that a stage other than the last has received, which it holds until the backward ends.
+        ``first_half``: in an input-gradient pass, in which it may be counted with what the last layer holds."""
+        counted = first_half and len(self.places) > 0 and self.places[0].size.holds_gradient
+        return 0 if self.has_head or counted else x.stream
 
     def fetched(self, place: int) -> int:
         """Bytes that have come back from the host while the backward of a layer runs, ``place`` layers before the last
@@ -354,32 +331,15 @@ class Part(NamedTuple):
         return sum(self.offloaded[place : place + 2])
 
 
-def _offloaded(classes: tuple[LayerClass, ...], x: Shared, held: StageParams) -> tuple[tuple[int, ...], int, int]:
+def _offloaded(x: Shared, held: StageParams) -> tuple[tuple[int, ...], int, int]:
     """`Part.offloaded`, `Part.last_stays` and `Part.input_stays`."""
-    offloaded: list[int] = []
-    for one in reversed(classes):
-        offloaded += [one.size.offloaded for _ in range(one.layers)]
+    offloaded = [x.sizes[kind].offloaded for kind in reversed(held.order)]
     last_stays = input_stays = 0
     if offloaded and held.has_head and x.last_stays:
         last_stays = offloaded[0]
         offloaded[0] = 0
     first = len(offloaded) - 1
     if offloaded and held.embedding == 0 and offloaded[first] > 0:
-        input_stays = classes[0].size.offloaded_input
+        input_stays = x.sizes[held.order[0]].offloaded_input
         offloaded[first] -= input_stays
     return tuple(offloaded), last_stays, input_stays
-
-
-def _blocks(classes: tuple[LayerClass, ...], largest: int) -> tuple[int, int, int]:
-    """Elements of the blocks of the first layer, of the last but one and of the last; ``largest`` for each where
-    layers of several classes take turns, or where there are none."""
-    place = 0
-    for one in classes:
-        if one.place != place:
-            return largest, largest, largest
-        place += one.layers
-    if place == 0:
-        return largest, largest, largest
-    last = classes[-1]
-    before = last if last.layers > 1 or len(classes) == 1 else classes[-2]
-    return classes[0].size.block, before.size.block, last.size.block

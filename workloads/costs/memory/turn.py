@@ -65,10 +65,9 @@ class Turn(NamedTuple):
             x = x._replace(g=x.sums, g_experts=x.sums_experts)
         if self.prior or not (x.adds or x.experts_add):
             return x
-        made = Shared.of(e, makes_sums=True, modules=x.modules)
+        made = Shared.of(e, makes_sums=True)
         if self.first_half:
-            made = made._replace(w_blocks=x.w_blocks, w_experts=x.w_experts)
-            return made._replace(sizes=x.sizes, working=x.working, working_kept=x.working_kept)
+            return made._replace(w_blocks=x.w_blocks, w_experts=x.w_experts, sizes=x.sizes)
         return made
 
     def finished(self, x: Shared, rest: int, experts: int) -> int:

@@ -42,7 +42,16 @@ def cast_bytes(experiment: Experiment, elements: int) -> int:
 
 
 def working_bytes(
-    experiment: Experiment, stream: int, tokens: int, columns: int, up: int, c: int, *, recomputes_product: bool, w: int
+    experiment: Experiment,
+    stream: int,
+    tokens: int,
+    columns: int,
+    up: int,
+    c: int,
+    *,
+    recomputes_product: bool,
+    w: int,
+    first_half: bool = False,
 ) -> int:
     """Bytes that a dense layer's backward needs in addition to its saved tensors: the largest of five moments in its
     second half.
@@ -58,6 +67,9 @@ def working_bytes(
     4. the gradient of gate_up in bf16, in the place of gate_up, and twice in fp8, the transposed weight, the gradient
        of the input;
     5. as 4, with one fp8 copy and the weight's gradient instead of the second copy and the weight.
+
+    ``first_half``: in the input-gradient pass of a split backward. No weight gets a gradient in it; for the other pass
+    the product stays, in 16 bits if it is recomputed, and one fp8 copy of the output's gradient.
     """
     e, h = experiment, experiment.model.hidden_size
     copies = 2 if keeps_low(e) else 1
@@ -66,13 +78,17 @@ def working_bytes(
     kept = 0 if recomputes_product else cast_bytes(e, product) if copies == 2 else c * product
     recomputed_product = c * product + (cast_bytes(e, product) if copies == 2 else 0) if recomputes_product else 0
     transposed = cast_bytes(e, output) if copies == 2 and e.tp > 1 else 0
-    entering = w * down + c * output + gathered - kept
+    of_down, of_weight, waiting = w * down, w * of_up, -kept
+    if first_half:
+        of_down = of_weight = 0
+        waiting = (copies - 1) * cast_bytes(e, output) + (c * product if recomputes_product else 0)
+    entering = of_down + c * output + gathered + waiting
     return stream + max(
         gathered + copies * cast_bytes(e, output) + down + c * product,
-        gathered + (copies - 1) * cast_bytes(e, output) + c * product + w * down + recomputed_product,
-        w * down + c * (product + tokens * up) - kept,
+        gathered + (copies - 1) * cast_bytes(e, output) + c * product + of_down + recomputed_product,
+        of_down + c * (product + tokens * up) + waiting,
         entering + copies * cast_bytes(e, tokens * up) + of_up,
-        entering + (copies - 1) * cast_bytes(e, tokens * up) + transposed + w * of_up,
+        entering + (copies - 1) * cast_bytes(e, tokens * up) + transposed + of_weight,
     )
 
 

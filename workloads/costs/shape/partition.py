@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from workloads.costs.shape.held_model import as_held
 from workloads.costs.shape.params import Counts, counted_tokens, layer_counts, matmul_of, whole_model
@@ -29,6 +30,21 @@ from workloads.spec.recomputation import StageWord, is_by_stage, stage_words
 MIXED = "mixed"
 
 
+class LayerPlace(NamedTuple):
+    """A layer of a stage in whose backward the stage may need most memory."""
+
+    role: str
+    """What it is among the layers of the stage, or, as a word before the name of its kind, among those of its kind."""
+    kind: int
+    """Index of its kind in `workloads.spec.model_layers.layers_of`."""
+    recomputed: bool
+    """Whether the policy of recomputation covers it."""
+    after: tuple[tuple[int, int], ...]
+    """For each kind: number of layers, and of recomputed ones, after it."""
+    neighbours: tuple[int, int]
+    """Kinds of the layers before and after it; -1 where there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class StageParams:
     """Parameters and layers of one pipeline rank. Counts are over the whole tensor-parallel group."""
@@ -40,16 +56,14 @@ class StageParams:
     """Parameters of the output projection; 0 if this rank has none, or has it as the tied embedding."""
     has_head: bool
     final_norm: int
-    kept_after: int
-    """Number of layers after the last recomputed one (all layers if none is); backward reaches them first."""
     of_kind: tuple[int, ...] = ()
     """Number of layers of each kind of `workloads.spec.model_layers.layers_of`."""
     recomputed_of_kind: tuple[int, ...] = ()
-    first_of_kind_recomputed: tuple[bool, ...] = ()
-    """Whether the first layer of each kind is recomputed; False if there is none."""
-    before_kind: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """For each kind, by kind: number of layers, and of recomputed ones, before its first layer. Of several chunks
-    together, those of the chunks' sum."""
+    order: tuple[int, ...] = ()
+    """Kinds of the layers, from the first to the last."""
+    places: tuple[LayerPlace, ...] = ()
+    """Layers of one stage in whose backward it may need most, from the last layer to the first; of several chunks
+    together none."""
     recompute: str = ""
     """The word of its layers where ``Experiment.recompute`` has words of stages, else empty; `MIXED` for chunks with
     different words together."""
@@ -113,15 +127,38 @@ def _contiguous(layers: Sequence[int]) -> tuple[range, ...]:
     return tuple(range(start, start + size) for start, size in zip(starts, layers, strict=True))
 
 
-def _before_kinds(held: Sequence[tuple[int, bool]], kinds: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """`StageParams.before_kind` of layers in order, each a kind and whether it is recomputed."""
-    counts, recomputed = [0] * kinds, [0] * kinds
-    before: dict[int, tuple[tuple[int, int], ...]] = {}
-    for kind, is_recomputed in held:
-        before.setdefault(kind, tuple(zip(counts, recomputed, strict=True)))
-        counts[kind] += 1
-        recomputed[kind] += is_recomputed
-    return tuple(before.get(kind, ()) for kind in range(kinds))
+def _places(held: Sequence[tuple[int, bool]], kinds: int) -> tuple[LayerPlace, ...]:
+    """`StageParams.places` of layers in order, each a kind and whether it is recomputed.
+
+    Of layers alike, the last one needs most if each saves more than its gradient takes, else the first one; and with
+    tensors that come back from the host for two layers at a time, the second one. Beside the last layer's backward
+    nothing was reduced, so that the layer before it may need more.
+    """
+    alike: dict[tuple[int, bool], list[int]] = {}
+    for place, one in enumerate(held):
+        alike.setdefault(one, []).append(place)
+    last = len(held) - 1
+    roles: dict[int, str] = {}
+    for of_class, places in alike.items():
+        word = " recomputed" if of_class[1] and (of_class[0], False) in alike else ""
+        if len(places) > 1:
+            roles[places[1]] = f"second{word}"
+            roles[places[-1]] = f"last{word}"
+        roles[places[0]] = f"first{word}"
+    if last > 0 and not roles.get(last - 1, "").startswith("first"):
+        roles[last - 1] = "layer before"
+    roles[last] = "last layer"
+    found: list[LayerPlace] = []
+    layers, again = [0] * kinds, [0] * kinds
+    for at in range(last, -1, -1):
+        kind, recomputed = held[at]
+        if at in roles:
+            neighbours = (held[at - 1][0] if at else -1, held[at + 1][0] if at < last else -1)
+            after = tuple(zip(layers, again, strict=True))
+            found.append(LayerPlace(roles[at], kind, recomputed, after, neighbours))
+        layers[kind] += 1
+        again[kind] += recomputed
+    return tuple(found)
 
 
 def _work_of_layers(model: ModelSpec, seq_len: int) -> list[float]:
@@ -256,25 +293,16 @@ def _ranks(*split: *_Split) -> tuple[StageParams, ...]:
 
 def _together(stages: tuple[StageParams, ...]) -> StageParams:
     holding = [one for one in stages if one.num_layers] or [stages[0]]
-    kept_after = 0
-    for one in reversed(holding):
-        kept_after += one.kept_after
-        if one.kept_after < one.num_layers:
-            break
     return StageParams(
         layers=sum((one.layers for one in stages), Counts()),
         embedding=sum(one.embedding for one in stages),
         head=sum(one.head for one in stages),
         has_head=any(one.has_head for one in stages),
         final_norm=sum(one.final_norm for one in stages),
-        kept_after=kept_after,
         of_kind=tuple(map(sum, zip(*(one.of_kind for one in stages), strict=True))),
         recomputed_of_kind=tuple(map(sum, zip(*(one.recomputed_of_kind for one in stages), strict=True))),
-        first_of_kind_recomputed=tuple(
-            next((one.first_of_kind_recomputed[kind] for one in stages if one.of_kind[kind]), False)
-            for kind in range(len(stages[0].of_kind))
-        ),
-        before_kind=holding[0].before_kind,
+        order=tuple(kind for one in stages for kind in one.order),
+        places=stages[0].places if len(stages) == 1 else (),
         recompute=holding[0].recompute if len({one.recompute for one in holding}) == 1 else MIXED,
     )
 
@@ -312,13 +340,10 @@ def _chunks(
                 head=vocabulary if stage == last and not (embeds[last] and model.tie_embeddings) else 0,
                 has_head=stage == last,
                 final_norm=last_norm if stage == last else 0,
-                kept_after=sum(layer > max(recomputed, default=-1) for layer in held),
                 of_kind=tuple(of_kind[kind] for kind in kinds),
                 recomputed_of_kind=tuple(recomputed_of_kind[kind] for kind in kinds),
-                first_of_kind_recomputed=tuple(
-                    next((layer in recomputed for layer in held if order[layer] == kind), False) for kind in kinds
-                ),
-                before_kind=_before_kinds([(order[layer], layer in recomputed) for layer in held], len(kinds)),
+                order=tuple(order[layer] for layer in held),
+                places=_places([(order[layer], layer in recomputed) for layer in held], len(kinds)),
                 recompute=words[stage].word if words else "",
             )
         )
