@@ -1,0 +1,54 @@
+"""Faults of adapters: our weights in another engine's parameters, and what balances its experts."""
+
+from __future__ import annotations
+
+from tests.planted.faults import faults_of
+from tests.planted.plant import Fault
+
+_WEIGHTS, _BALANCE = (
+    "workloads.adapters.published_weights:",
+    "workloads.adapters.mixtures.transformers_balance:Balance.",
+)
+
+ADAPTERS: list[Fault] = [
+    *faults_of(
+        "adapters",
+        (
+            "latent_rows_in_halves",
+            "rotated rows of a latent projection stay in halves where the class turns neighbours",
+            _WEIGHTS + "_last_in_pairs",
+            ".transpose(1, 2)",
+            "",
+            {},
+        ),
+        (
+            "latent_projections_of_one_head",
+            "rotated rows of queries are taken for the last ones of all heads together",
+            _WEIGHTS + "_joined",
+            'heads = 1 if short == "self_attn.kv_a_proj_with_mqa.weight" else m.num_heads',
+            "heads = 1",
+            {},
+        ),
+        check="published_latents",
+    ),
+    *faults_of(
+        "adapters",
+        (
+            "biases_towards_the_load",
+            "biases of the choice of experts move towards the load",
+            _BALANCE + "finish_step",
+            "(loads.mean(1, keepdim=True) - loads)",
+            "(loads - loads.mean(1, keepdim=True))",
+            {},
+        ),
+        (
+            "biases_of_own_tokens",
+            "biases move by a rank's own tokens",
+            _BALANCE + "finish_step",
+            "dist.all_reduce(loads)",
+            "pass",
+            {},
+        ),
+        check="balanced_routers",
+    ),
+]
