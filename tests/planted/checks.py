@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.planted.checks_of_adapters import balanced_routers as balanced_routers
 from tests.planted.checks_of_adapters import published_latents as published_latents
+from tests.planted.checks_of_adapters import torchtitan_latents as torchtitan_latents
 from tests.planted.checks_of_budgets import budgets as budgets
 from tests.planted.checks_of_budgets import hosts as hosts
 from tests.planted.checks_of_budgets import stage_words as stage_words

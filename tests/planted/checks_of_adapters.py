@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 
 import pytest
 import torch
 
 from tests.planted.plant import Fault, planted, with_fault
 from tests.pool import Pool
+from tests.workloads.adapters import test_torchtitan_experts
+from tests.workloads.adapters.three_steps import run, steps
 from tests.workloads.engine.test_published_modules import check_losses_and_gradients
 from workloads.adapters.mixtures.transformers_balance import Balance
+from workloads.measuring.processes import on_ranks
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MoESpec, model_from_dict
 
@@ -24,6 +28,18 @@ def published_latents(pool: Pool, fault: Fault | None) -> None:
     for kind in ("deepseek_v3", "deepseek_v2"):
         with planted(fault):
             check_losses_and_gradients(pool, kind)
+
+
+def torchtitan_latents(pool: Pool, fault: Fault | None) -> None:
+    """Three steps of torchtitan's DeepSeek-V3 have our losses and norms of gradients. In processes of their own: the
+    package asks for its device when it is imported."""
+    for package in ("torchtitan", "spmd_types"):
+        pytest.importorskip(package, exc_type=ImportError)
+    (own,) = run(test_torchtitan_experts.of("ultrasweep", model=test_torchtitan_experts.V3))
+    theirs = partial(steps, test_torchtitan_experts.of(model=test_torchtitan_experts.V3))
+    (found,) = on_ranks(partial(with_fault, fault=fault, body=theirs), 1, "cpu", timeout_s=240)
+    for theirs_then, ours_then in zip(found, own, strict=True):
+        assert theirs_then == pytest.approx(ours_then, rel=1e-6)
 
 
 def balanced_routers(pool: Pool, fault: Fault | None) -> None:

@@ -16,7 +16,7 @@ ADAPTERS: list[Fault] = [
         (
             "latent_rows_in_halves",
             "rotated rows of a latent projection stay in halves where the class turns neighbours",
-            _WEIGHTS + "_last_in_pairs",
+            _WEIGHTS + "last_in_pairs",
             ".transpose(1, 2)",
             "",
             {},
@@ -30,6 +30,26 @@ ADAPTERS: list[Fault] = [
             {},
         ),
         check="published_latents",
+    ),
+    *faults_of(
+        "adapters",
+        (
+            "latent_rows_of_one_head_in_torchtitan",
+            "rotated rows of queries are taken for the last ones of all heads together",
+            "workloads.adapters.mixtures.torchtitan_weights:value_of",
+            'heads = 1 if short == "attention.wkv_a.weight" else mixer.heads',
+            "heads = 1",
+            {},
+        ),
+        (
+            "weights_without_factor_in_torchtitan",
+            "weights of experts are not multiplied by the model's factor",
+            "workloads.adapters.mixtures.torchtitan03_experts:_experts",
+            "route_scale=moe.weight_scale",
+            "route_scale=1.0",
+            {},
+        ),
+        check="torchtitan_latents",
     ),
     *faults_of(
         "adapters",

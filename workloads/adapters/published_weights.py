@@ -158,14 +158,14 @@ def _joined(
     if kind in _LATENT_PAIRS and short in _ROTATED:
         assert m.mla is not None
         heads = 1 if short == "self_attn.kv_a_proj_with_mqa.weight" else m.num_heads
-        return _last_in_pairs(joined, heads, m.mla.qk_rope_head_dim)
+        return last_in_pairs(joined, heads, m.mla.qk_rope_head_dim)
     if kind in _PAIRS and short in ("self_attn.q_proj.weight", "self_attn.k_proj.weight"):
         assert isinstance(mixer, Attention)
         return joined.unflatten(0, (-1, 2, mixer.head_dim // 2)).transpose(1, 2).flatten(0, 2)
     return joined
 
 
-def _last_in_pairs(rows: Tensor, heads: int, rotated: int) -> Tensor:
+def last_in_pairs(rows: Tensor, heads: int, rotated: int) -> Tensor:
     """The rows of ``heads`` heads, of which the last ``rotated`` of each come as neighbouring pairs instead of
     halves."""
     plain, turned = rows.unflatten(0, (heads, -1)).split([rows.shape[0] // heads - rotated, rotated], 1)
