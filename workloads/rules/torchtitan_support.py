@@ -129,7 +129,7 @@ _EXPERTS_03 = (
     Refusal(
         "tp",
         lambda e: _mixture(e) and kinds_family(e.model) is None and e.tp > 1,
-        "without ep gradients of its mixtures are wrong there, and with ep it sends tokens between tp ranks; use tp=1",
+        "without ep the input of its experts gets no gradient, and with ep it sends tokens between tp ranks; use tp=1",
     ),
     Refusal(
         "ep",

@@ -48,8 +48,8 @@ def test_experts_are_sent_between_ranks_and_stages() -> None:
 @pytest.mark.parametrize(
     ("model", "fields", "why"),
     [
-        (QWEN, {"tp": 2}, "tp=2: without ep gradients of its mixtures are wrong there"),
-        (V3, {"tp": 2, "ep": 2}, "tp=2: without ep gradients of its mixtures are wrong there, and with ep"),
+        (QWEN, {"tp": 2}, "tp=2: without ep the input of its experts gets no gradient"),
+        (V3, {"tp": 2, "ep": 2}, "tp=2: without ep the input of its experts gets no gradient, and with ep"),
         (V3, {"ep": 2, **CP}, "ep=2: with cp it sends tokens between cp ranks"),
         (KIMI, {**CP, "seq_len": 256}, "seq_len=256: with cp it deals experts out"),
         (V3, {"routing": "learned"}, "routing=learned: it balances experts by no loss"),
