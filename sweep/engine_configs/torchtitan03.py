@@ -23,10 +23,10 @@ from sweep.engine_configs.draft import (
     Target,
 )
 from sweep.engine_configs.torchtitan import COMPILE, ROUTING, SCHEDULES, SPLIT_BACKWARD, recompute_in_halves
-from sweep.engine_configs.torchtitan03_models import LONGEST, family_of, flavor_text, named, shape_text
+from sweep.engine_configs.torchtitan03_models import LONGEST, flavor_text, named, shape_text
 from sweep.engine_configs.torchtitan_kinds import gpt_oss_flavor, lacks
 from workloads.costs.shape.partition import experiment_layers
-from workloads.rules.torchtitan_support import FLEX_BLOCK
+from workloads.rules.torchtitan_support import FLEX_BLOCK, torchtitan_model
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
 
@@ -168,11 +168,9 @@ def _model(draft: Draft) -> tuple[list[str], str]:
         if flavor[0] == "llama3":
             draft.notes.append("its Llama scales rotary frequencies as Llama 3.1 does: other values, same speed")
         imports, text = flavor_text(*flavor, backend, converters)
-    elif (family := family_of(draft)) is not None:
-        draft.notes.append(f"torchtitan has no flavor of this shape: {FILE} builds it from its parts")
-        imports, text = shape_text(e, family, backend, converters)
     else:
-        return [], ""
+        draft.notes.append(f"torchtitan has no flavor of this shape: {FILE} builds it from its parts")
+        imports, text = shape_text(e, torchtitan_model(e.model), backend, converters)
     if converters:
         imports.append("from torchtitan.components.quantization import Float8LinearConverter")
     return imports, text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from sweep.engine_configs.draft import Draft
 from sweep.engine_configs.torchtitan_models import FLAVOURS, Family, flavour_among
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import MLASpec, MoESpec
@@ -39,18 +38,6 @@ def named(experiment: Experiment) -> tuple[Family, str] | None:
     """torchtitan's (family, flavor) with exactly this shape and long enough sequences; None if there is none."""
     found = flavour_among(FLAVOURS_03, experiment)
     return found if found is not None and experiment.seq_len <= LONGEST[found[0]] else None
-
-
-def family_of(draft: Draft) -> Family | None:
-    """The model whose parts make up this shape; None, with a refusal in the draft, if there is none."""
-    model = draft.experiment.model
-    if model.mla is not None:
-        if model.tie_embeddings:
-            draft.refuse("model.tie_embeddings", "its model with latent attention ties none")
-            return None
-        return "deepseek_v3"
-    own_head = model.head_dim * model.num_heads != model.hidden_size
-    return "qwen3" if model.moe or model.tie_embeddings or model.qk_norm or own_head else "llama3"
 
 
 def flavor_text(

@@ -7,25 +7,17 @@ Names and meanings are those of ``accelerate/commands/config/config_args.py``, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sweep.engine_configs.draft import MAX_GRAD_NORM, NOTHING, Choice, Draft, EngineConfig, Target
 from sweep.engine_configs.texts import json_text, yaml_text
 from sweep.engine_configs.transformers_script import script
-from workloads.rules.engine_kinds import adapters_lack
-from workloads.rules.transformers_support import transformers_config
+from workloads.rules.transformers_kinds import families_lack, transformers_config
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
-from workloads.spec.model_spec import ModelSpec
 
-
-def _lacks(model: ModelSpec) -> Sequence[str]:
-    """What no family of transformers has, as far as numbers do not describe it; nothing if one has all of it."""
-    return () if transformers_config(model) is not None else adapters_lack(model)
-
-
-TARGET = Target(name="transformers", version="transformers 5.24.0 with accelerate 1.15.0", lacks=_lacks)
+TARGET = Target(name="transformers", version="transformers 5.24.0 with accelerate 1.15.0", lacks=families_lack)
 FILE, DEEPSPEED_FILE, MODEL_FILE, SCRIPT = "accelerate.yaml", "accelerate_deepspeed.yaml", "config.json", "train.py"
 _WITHOUT: Mapping[str, tuple[str, ...]] = {
     "tp": ("sequence_parallel", "etp"),
@@ -74,12 +66,12 @@ ROUTING: Mapping[str, Choice] = {
     "learned": NOTHING,
     "skewed": Choice(refused="it cannot force an expert load"),
 }
-_ONE_VALUE = {"gate": "softmax", "num_shared_experts": 0, "weight_scale": 1.0}
-"""Fields of a mixture that both of its families, Mixtral and Qwen3-MoE, have in one value only."""
-
-
 _WITHOUT_SDPA = ("gpt_oss",)
 """Families whose class refuses torch's fused attention: its softmax has no sinks."""
+
+_EPSILON_OF_LATENTS = 1e-6
+_WITHOUT_LOSS = ("deepseek_v2", "deepseek_v3", "glm4_moe", "llama4_text", "nemotron_h")
+"""Families whose class reads ``router_aux_loss_coef`` nowhere."""
 
 
 def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
@@ -93,9 +85,11 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
     _recompute(draft)
     draft.choose("compile", COMPILE)
     draft.choose("attention", ATTENTION)
-    _experts(draft)
-    if e.model.mla is not None and e.model.layers is None:
-        draft.refuse("model.mla", "its configuration is not written: use deepseek_v3 of transformers")
+    lacking = families_lack(e.model)
+    if lacking:
+        draft.refuse("model", f"no family has {'; '.join(lacking)}")
+    else:
+        _experts(draft)
     files = {FILE: yaml_text(draft.options)}
     if e.zero_stage > 0 and not (e.dp_replicate > 1 and e.dp_shard > 1):
         files[DEEPSPEED_FILE] = yaml_text(_deepspeed(draft))
@@ -108,8 +102,11 @@ def export(experiment: Experiment, name: str) -> tuple[Draft, EngineConfig]:
         f"more nodes: --num_machines N --machine_rank R --main_process_ip FIRST, {e.world_size} processes in all",
         "the data are random tokens",
     ]
-    config = model_config(e)
-    files |= {MODEL_FILE: json_text(config), SCRIPT: script(e, fused=config["model_type"] not in _WITHOUT_SDPA)}
+    if e.model.mla is not None and e.model.norm_eps != _EPSILON_OF_LATENTS:
+        draft.notes.append(f"model.norm_eps: its norms of latents have {_EPSILON_OF_LATENTS:g} in any case")
+    if not lacking:
+        config = model_config(e)
+        files |= {MODEL_FILE: json_text(config), SCRIPT: script(e, fused=config["model_type"] not in _WITHOUT_SDPA)}
     return draft, EngineConfig(
         target=TARGET,
         name=name,
@@ -186,25 +183,13 @@ def _experts(draft: Draft) -> None:
     draft.choose("routing", ROUTING)
     if e.capacity_factor is not None:
         draft.refuse("capacity_factor", "it drops no tokens")
-    if e.model.layers is not None:
-        if moe.balance == "bias":
-            draft.notes.append("model.moe.balance: no code there moves the biases of the choice of experts")
-        elif moe.balance == "aux_loss":
-            draft.notes.append("model.moe.balance: its loss is one of all tokens, not of each sequence")
-        return
-    if moe.balance == "aux_loss":
+    if moe.balance == "bias":
+        step = f"{moe.balance_coefficient:g}"
+        draft.notes.append(f"model.moe.balance: no code there moves the biases of the choice of experts (by {step})")
+    elif moe.balance == "aux_loss" and model_config(e)["model_type"] in _WITHOUT_LOSS:
+        draft.notes.append("model.moe.balance: its class does not compute the loss that balances experts")
+    elif moe.balance == "aux_loss":
         draft.notes.append("model.moe.balance: its loss is one of all tokens, not of each sequence")
-    elif moe.balance != "none":
-        draft.refuse("model.moe.balance", "it has no biases of experts; aux_loss or none would work")
-    for field, only in _ONE_VALUE.items():
-        if getattr(moe, field) != only:
-            draft.refuse(f"model.moe.{field}", f"its Mixtral and Qwen3-MoE have {only}")
-    if not e.model.qk_norm:
-        if moe.num_dense_layers:
-            columns = e.model.ffn_hidden_size
-            draft.refuse("model.moe.num_dense_layers", f"its Mixtral has no dense layers of {columns} columns")
-        if not moe.normalize_weights:
-            draft.refuse("model.moe.normalize_weights", "its Mixtral normalizes them")
 
 
 def _deepspeed(draft: Draft) -> dict[str, Any]:

@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.planted.checks_of_adapters import balanced_routers as balanced_routers
+from tests.planted.checks_of_adapters import published_latents as published_latents
+from tests.planted.checks_of_adapters import torchtitan_latents as torchtitan_latents
 from tests.planted.checks_of_budgets import budgets as budgets
 from tests.planted.checks_of_budgets import hosts as hosts
 from tests.planted.checks_of_budgets import stage_words as stage_words

@@ -27,6 +27,7 @@ from tests.planted.faults import (
     ZERO_BUBBLE,
     faults_of,
 )
+from tests.planted.faults_of_adapters import ADAPTERS
 from tests.planted.faults_of_attention import ATTENTION, POSITIONS
 from tests.planted.faults_of_choices import CHOICES
 from tests.planted.faults_of_documents import DOCUMENTS
@@ -363,5 +364,6 @@ FAULTS: list[Fault] = [
     *PRECISION,
     *TIMES,
     *CHOICES,
+    *ADAPTERS,
 ]
 """All of them, in the order of the report."""

@@ -17,7 +17,18 @@ from tests.pool import Pool
 from tests.sampling import sampled
 
 CHECKS = sorted({fault.check for fault in FAULTS} - {"parity"})
-NUMBERS_ARE_RIGHT = {"traffic", "clock", "precision", "loads", "times", "choices", "places", "copies", "words"}
+NUMBERS_ARE_RIGHT = {
+    "traffic",
+    "clock",
+    "precision",
+    "loads",
+    "times",
+    "choices",
+    "places",
+    "copies",
+    "words",
+    "adapters",
+}
 """Axes whose faults change no number in float64."""
 
 

@@ -21,6 +21,8 @@ _TRANSPOSED = ("gpt_oss", "llama4_text")
 """Families whose experts multiply from the right: weights are (experts, inputs, outputs)."""
 _PAIRS = ("llama4_text",)
 """Families that rotate neighbouring columns of a head; ours rotate columns half a head apart."""
+_LATENT_PAIRS = ("deepseek_v2", "deepseek_v3")
+"""The same of the rotated columns of latent attention, the last ones of a query and of the key that heads share."""
 _SHIFTED = ("gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Families whose norms multiply by one plus their weight, except those of recurrent heads."""
 _ENDS = {
@@ -40,12 +42,19 @@ _NORMS = {
     "norm": ("attention_norm", "ffn_norm"),
     "q_norm": ("attention.q_norm", "attention.q_whole_norm"),
     "k_norm": ("attention.k_norm", "attention.k_whole_norm"),
+    "q_a_layernorm": ("attention.q_norm",),
+    "kv_a_layernorm": ("attention.kv_norm",),
 }
 """By the end of a norm's name: ours, of which a layer has one."""
 _PLAIN = {
     **{f"{one}_proj.weight": (f"attention.{one}",) for one in "qkvo"},
     **{f"{one}_proj.bias": (f"attention.{one}_bias",) for one in "qkvo"},
     "sinks": ("attention.sinks",),
+    # latent attention
+    "q_a_proj.weight": ("attention.q_down",),
+    "q_b_proj.weight": ("attention.q_up",),
+    "kv_a_proj_with_mqa.weight": ("attention.kv_down",),
+    "kv_b_proj.weight": ("attention.kv_up",),
     **dict.fromkeys(
         ("router.weight", "mlp.gate.weight", "mixer.gate.weight", "router.proj.weight"), ("experts.router",)
     ),
@@ -73,6 +82,8 @@ _PLAIN = {
     "out_proj.weight": ("attention.out",),
 }
 """By the end of a parameter's name: our weights, one below the other."""
+_ROTATED = tuple(f"self_attn.{name}.weight" for name in ("q_proj", "q_b_proj", "kv_a_proj_with_mqa"))
+"""Parameters of latent attention that end with rotated columns, of each head or of the one key."""
 _EXPERTS = {
     "gate_up_proj": ("experts.gate", "experts.up"),
     "gate_up_proj_bias": ("experts.gate_bias", "experts.up_bias"),
@@ -144,7 +155,18 @@ def _joined(
         # Queries of a head, then its gates.
         both = (joined, value(ours["attention.gate"]))
         return torch.cat([one.unflatten(0, (mixer.heads, -1)) for one in both], 1).flatten(0, 1)
+    if kind in _LATENT_PAIRS and short in _ROTATED:
+        assert m.mla is not None
+        heads = 1 if short == "self_attn.kv_a_proj_with_mqa.weight" else m.num_heads
+        return last_in_pairs(joined, heads, m.mla.qk_rope_head_dim)
     if kind in _PAIRS and short in ("self_attn.q_proj.weight", "self_attn.k_proj.weight"):
         assert isinstance(mixer, Attention)
         return joined.unflatten(0, (-1, 2, mixer.head_dim // 2)).transpose(1, 2).flatten(0, 2)
     return joined
+
+
+def last_in_pairs(rows: Tensor, heads: int, rotated: int) -> Tensor:
+    """The rows of ``heads`` heads, of which the last ``rotated`` of each come as neighbouring pairs instead of
+    halves."""
+    plain, turned = rows.unflatten(0, (heads, -1)).split([rows.shape[0] // heads - rotated, rotated], 1)
+    return torch.cat([plain, turned.unflatten(1, (2, rotated // 2)).transpose(1, 2).flatten(1, 2)], 1).flatten(0, 1)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, BlockMask, create_block_mask
 from torchtitan.models.common import attention as their_attention
 from torchtitan.models.common.attention import FlexAttention
+from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
 
 from workloads.adapters.mixtures.torchtitan_cpu_kernels import masked_attention, on_cpu
@@ -32,6 +33,7 @@ def use_cpu() -> None:
     FlexAttention._compiled_flex_attn = staticmethod(_masked_attention)
     their_attention._compiled_create_block_mask = partial(create_block_mask, device="cpu")
     GptOssGroupedExperts.forward = on_cpu(GptOssGroupedExperts.forward)
+    GroupedExperts.forward = on_cpu(GroupedExperts.forward)
 
 
 def _masked_attention(

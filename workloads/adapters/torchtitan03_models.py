@@ -2,7 +2,8 @@
 
 Its Llama is used for dense models; its Qwen3 for those that need what Llama lacks (tied embeddings, norms of queries
 and keys, a head size that is not hidden size over heads). Queries, keys and values are one matrix, as in its flavors.
-Of layers that numbers do not describe it has gpt-oss (`workloads.adapters.mixtures.torchtitan03_gpt_oss`).
+Experts and latent attention are in `workloads.adapters.mixtures.torchtitan03_experts`; of layers that numbers do not
+describe it has gpt-oss (`workloads.adapters.mixtures.torchtitan03_gpt_oss`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _INIT: Mapping[str, Any] = {"weight": skip_param_init}
 def model_spec(e: Experiment) -> TheirSpec:
     """Model specification for torchtitan's trainer: the shape, and how it is parallelised and split into stages."""
     m, is_llama = e.model, torchtitan_model(e.model) == "llama3"
+    model: Any
     model, block = (Llama3Model, Llama3TransformerBlock) if is_llama else (Qwen3Model, Qwen3TransformerBlock)
     rotary = ComplexRoPE if is_llama else CosSinRoPE
 
@@ -76,9 +78,13 @@ def model_spec(e: Experiment) -> TheirSpec:
             ),
         )
 
-    made = [layer() for _ in range(m.num_layers)] if m.layers is None else []
+    made = [layer() for _ in range(m.num_layers)] if is_dense(m) else []
     parallelize = parallelize_llama if is_llama else parallelize_qwen3
-    if m.layers is not None:
+    if m.layers is None and not is_dense(m):
+        from workloads.adapters.mixtures.torchtitan03_experts import parts
+
+        model, made, parallelize = parts(e)
+    elif m.layers is not None:
         from workloads.adapters.mixtures import torchtitan03_gpt_oss as gpt_oss
 
         model, made, parallelize = gpt_oss.MODEL, gpt_oss.layers(e), gpt_oss.PARALLELIZE
@@ -101,12 +107,17 @@ def model_spec(e: Experiment) -> TheirSpec:
     )
 
 
+def is_dense(m: ModelSpec) -> bool:
+    """Whether its Llama or its dense Qwen3 has the shape."""
+    return m.layers is None and m.moe is None and m.mla is None
+
+
 @torch.no_grad()
 def fill(parts: Iterable[nn.Module], e: Experiment) -> None:
     """Set every parameter to our seed's values."""
     for part in parts:
         for name, parameter in part.named_parameters():
-            if e.model.layers is not None:
+            if not is_dense(e.model):
                 initial = partial(initial_part, seed=e.seed, device=parameter.device, axes={})
                 copy_whole(value_of(e.model, _plain(name), initial), parameter)
                 continue

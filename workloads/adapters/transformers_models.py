@@ -11,7 +11,7 @@ from transformers.initialization import no_init_weights
 
 from workloads.adapters.published_weights import value_of
 from workloads.engine.collectives.parameters import initial_part
-from workloads.rules.transformers_support import transformers_config
+from workloads.rules.transformers_kinds import transformers_config
 from workloads.spec.experiment import Experiment
 
 
@@ -34,6 +34,9 @@ def model_of(e: Experiment, device: torch.device) -> nn.Module:
     with no_init_weights(), device:
         model: Any = made.from_config(config, attn_implementation=_attention(family, device))
     model.tie_weights()
+    for name, module in model.named_modules():
+        if name.endswith("_a_layernorm"):  # of latents, which has 1e-6 whatever the configuration says
+            module.variance_epsilon = e.model.norm_eps
     # What FSDP wraps: families with a vision part name its layers, too, which accelerate then misses here.
     model._no_split_modules = set(model._no_split_modules) & {type(module).__name__ for module in model.modules()}
     fill(model, e, device)

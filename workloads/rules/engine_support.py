@@ -16,7 +16,8 @@ from workloads.rules.megatron_support import MEGATRON
 from workloads.rules.refusal import Refusal
 from workloads.rules.torchtitan_kinds import FAMILIES, kinds_family, kinds_lacking
 from workloads.rules.torchtitan_support import NEWER_REFUSALS, TORCHTITAN
-from workloads.rules.transformers_support import TRANSFORMERS, transformers_config
+from workloads.rules.transformers_kinds import families_lack
+from workloads.rules.transformers_support import TRANSFORMERS
 from workloads.spec.engine_versions import ENGINE
 from workloads.spec.experiment import Experiment
 from workloads.spec.pipeline_stages import written_stages
@@ -96,7 +97,10 @@ def refused(experiment: Experiment, backend: str = "cuda") -> list[str]:
             what = f"Megatron-Core's GPT model lacks {'; '.join(lacking)}"
             instead = "" if lacking_kinds(experiment.model) else f"; engine={ENGINE} runs it"
             return [f"{name} cannot run model={experiment.model.name}: {what}{instead}"]
-    if lacking and not (experiment.engine == "transformers" and transformers_config(experiment.model)):
+    if experiment.engine == "transformers" and (lacking := tuple(families_lack(experiment.model))):
+        what = f"no family of transformers here has {'; '.join(lacking)}"
+        return [f"{name} cannot run model={experiment.model.name}: {what}"]
+    if lacking:
         return [f"{name} cannot run model={experiment.model.name}: no reader here for {'; '.join(lacking)}"]
     entries = REFUSALS[experiment.engine]
     if experiment.engine == "torchtitan":

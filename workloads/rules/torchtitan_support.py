@@ -14,10 +14,13 @@ from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec
 
 
-def torchtitan_model(model: ModelSpec) -> Literal["llama3", "qwen3"]:
-    """The torchtitan model that can have this shape: Llama 3, or Qwen3 for features that its Llama 3 lacks."""
+def torchtitan_model(model: ModelSpec) -> Literal["llama3", "qwen3", "deepseek_v3"]:
+    """The torchtitan model that can have this shape: Llama 3, Qwen3 for features that its Llama 3 lacks, or DeepSeek-V3
+    for latent attention."""
+    if model.mla is not None:
+        return "deepseek_v3"
     own_head_size = model.head_dim * model.num_heads != model.hidden_size
-    return "qwen3" if model.tie_embeddings or model.qk_norm or own_head_size else "llama3"
+    return "qwen3" if model.moe is not None or model.tie_embeddings or model.qk_norm or own_head_size else "llama3"
 
 
 _TORCHTITAN_PRECISIONS = ("bf16", "fp32", "fp8_tensorwise", "fp8_rowwise")
@@ -48,11 +51,12 @@ def _breaks_rounds(e: Experiment) -> bool:
 
 
 def _divides(axis: str, e: Experiment) -> bool:
-    return _mixture(e) and getattr(e, axis) > 1
+    """Whether an axis divides a model of gpt-oss's or Llama 4's kinds of layers."""
+    return kinds_family(e.model) is not None and getattr(e, axis) > 1
 
 
 def _mixture(e: Experiment) -> bool:
-    return kinds_family(e.model) is not None
+    return e.model.moe is not None
 
 
 def _other_choice(e: Experiment) -> bool:
@@ -63,12 +67,15 @@ def _other_choice(e: Experiment) -> bool:
     return moe is not None and e.micro_batch_size > 1 and copies % moe.num_experts > 0
 
 
+def _other_choice_of_chunks(e: Experiment) -> bool:
+    """The same over the two parts of each sequence that a context-parallel rank has."""
+    moe = e.model.moe
+    if moe is None or e.cp == 1 or e.routing != "balanced":
+        return False
+    return e.seq_len // (2 * e.cp) * moe.experts_per_token % moe.num_experts > 0
+
+
 _MIXTURES = (
-    Refusal(
-        "model",
-        lambda e: e.model.moe is not None and not _mixture(e),
-        "of models with experts its adapter builds gpt-oss and Llama 4 alone",
-    ),
     Refusal(
         "routing",
         lambda e: _mixture(e) and e.routing == "skewed",
@@ -118,6 +125,30 @@ _MIXTURES = (
     ),
 )
 """What of models with experts no version runs through its adapter."""
+_EXPERTS_03 = (
+    Refusal(
+        "tp",
+        lambda e: _mixture(e) and kinds_family(e.model) is None and e.tp > 1,
+        "without ep the input of its experts gets no gradient, and with ep it sends tokens between tp ranks; use tp=1",
+    ),
+    Refusal(
+        "ep",
+        lambda e: _mixture(e) and e.ep > 1 and e.cp > 1 and kinds_family(e.model) is None,
+        "with cp it sends tokens between cp ranks; use ep=1 or cp=1",
+    ),
+    Refusal(
+        "seq_len",
+        _other_choice_of_chunks,
+        "with cp it deals experts out over each rank's tokens; use a seq_len of which every 2 * cp-th part gives all "
+        "experts equally many copies, or learned routing",
+    ),
+    Refusal(
+        "precision",
+        lambda e: e.model.mla is not None and e.model.moe is None and _is_fp8(e),
+        "its adapter is not tested with latent attention in fp8; use bf16",
+    ),
+)
+"""What of Qwen3 with experts and of DeepSeek-V3 torchtitan 0.3.0 does not run through its adapter."""
 _OTHER_SHARDING = (
     Refusal(
         "zero_stage",
@@ -139,7 +170,16 @@ _OTHER_SHARDING = (
 
 TORCHTITAN = (
     *_MIXTURES,
-    Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
+    Refusal(
+        "model",
+        lambda e: e.model.mla is None and e.model.moe is not None and kinds_family(e.model) is None,
+        "of models with experts its adapter builds gpt-oss and Llama 4 alone; that of 0.3.0 builds Qwen3, too",
+    ),
+    Refusal(
+        "model",
+        lambda e: e.model.mla is not None,
+        "its adapter has no latent attention; that of 0.3.0 builds DeepSeek-V3",
+    ),
     Refusal(
         "model",
         _uneven_tied_rows,
@@ -250,7 +290,7 @@ def _uneven_tokens(e: Experiment) -> bool:
 _ALIKE = ("recompute", "recompute_every", "attention", "num_microbatches", "compile")
 TORCHTITAN_03 = (
     *_MIXTURES,
-    Refusal("model", lambda e: e.model.mla is not None, "its adapter has no latent attention"),
+    *_EXPERTS_03,
     Refusal(
         "precision",
         lambda e: e.precision not in ("bf16", "fp32", "fp8_rowwise"),

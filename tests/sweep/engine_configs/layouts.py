@@ -88,10 +88,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "8B fp8 tp2": ("precision", "tp"),
         "8B zero bubble": ("pp",),
         "30B experts": ("ep",),
-        "V3 experts": (
-            *("tp", "pp", "ep", "model.moe.balance", "model.moe.gate", "model.moe.num_shared_experts"),
-            *("model.moe.weight_scale", "model.moe.num_dense_layers", "model.mla"),
-        ),
+        "V3 experts": ("tp", "pp", "ep"),
     },
 }
 """The fields that an engine has no counterpart of, by layout; no entry: all of it can be exported."""

@@ -29,6 +29,9 @@ SHIPPED = {
     "nemotron_3_nano_14_layers": "NemotronH",
     "gemma_4_26b_a4b_6_layers": "Gemma4",
     "llama4_scout_4_layers": "Llama4",
+    "deepseek_v2_lite_10_layers": "DeepseekV2",
+    "dots_llm1_4_layers": "Glm4Moe",
+    "deepseek_v3": "DeepseekV3",
 }
 installed = pytest.mark.skipif(
     find_spec("transformers") is None or find_spec("accelerate") is None,

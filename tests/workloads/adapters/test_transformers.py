@@ -22,13 +22,16 @@ from workloads.rules.engine_support import refused
 from workloads.spec.config_json.expressible import model_spec
 from workloads.spec.config_json.read import layers_from_config
 from workloads.spec.experiment import Experiment
-from workloads.spec.model_spec import MoESpec
+from workloads.spec.model_spec import MLASpec, MoESpec
 
 MISSING = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"{', '.join(MISSING)} not installed: tests/workloads/adapters/packages installs them"
 )
 EXPERTS = MoESpec(num_experts=4, experts_per_token=2, expert_hidden_size=32)
+SIGMOID = dataclasses.replace(EXPERTS, gate="sigmoid", num_shared_experts=1, num_dense_layers=1, weight_scale=2.5)
+LATENT = MLASpec(kv_lora_rank=24, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=16, q_lora_rank=20)
+BIASED = {"balance": "bias", "balance_coefficient": 0.01}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one rank": {},
     "ddp, full recomputation": {"dp": 2, "recompute": "full"},
@@ -44,7 +47,34 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "qk_norm": True,
         "moe": dataclasses.replace(EXPERTS, num_dense_layers=1, normalize_weights=False),
     },
+    "glm mixture": {"qk_norm": True, "moe": dataclasses.replace(SIGMOID, **BIASED), "dp": 2, "zero_stage": 2},
+    "latent attention, dense, tied": {"mla": LATENT, "num_kv_heads": 4, "tie_embeddings": True},
+    "deepseek v3, zero 3, full recomputation": {
+        "mla": LATENT,
+        "num_kv_heads": 4,
+        "moe": dataclasses.replace(SIGMOID, **BIASED),
+        "dp": 2,
+        "zero_stage": 3,
+        "recompute": "full",
+    },
+    "deepseek v3, a loss, weights that are not divided": {
+        "mla": LATENT,
+        "num_kv_heads": 4,
+        "moe": dataclasses.replace(
+            SIGMOID, normalize_weights=False, balance="aux_loss", balance_coefficient=0.5, num_shared_experts=2
+        ),
+    },
+    "deepseek v2 lite": {
+        "mla": dataclasses.replace(LATENT, q_lora_rank=0),
+        "num_kv_heads": 4,
+        "moe": dataclasses.replace(
+            SIGMOID, gate="softmax", normalize_weights=False, balance="aux_loss", balance_coefficient=0.5
+        ),
+        "dp": 2,
+        "zero_stage": 1,
+    },
     "compiled": {"compile": "block"},
+    "compiled, deepseek v3": {"mla": LATENT, "num_kv_heads": 4, "moe": SIGMOID, "compile": "block"},
     "compiled, ddp": {"compile": "block", "dp": 2},
     "compiled, zero 2, full recomputation": {"compile": "block", "dp": 2, "zero_stage": 2, "recompute": "full"},
     "compiled, zero 3": {"compile": "block", "dp": 2, "zero_stage": 3},
@@ -53,7 +83,7 @@ KINDS = list(CONFIGS)
 """Families that lists of layers describe."""
 BALANCED = {kind: {"router_aux_loss_coef": 0.7} for kind in ("gpt_oss", "qwen3_5_moe_text", "llama4_text")}
 """A loss of these families that balances experts, large enough to be seen in the norms of gradients."""
-SHAPE = ("tie_embeddings", "qk_norm", "moe", "head_dim", "vocab_size")
+SHAPE = ("tie_embeddings", "qk_norm", "moe", "mla", "num_kv_heads", "head_dim", "vocab_size")
 Told = list[tuple[float, float | None]]
 
 

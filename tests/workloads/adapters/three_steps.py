@@ -19,10 +19,10 @@ Told = list[tuple[float, float | None]]
 def run(experiment: Experiment) -> list[Told]:
     """Of every rank."""
     assert refused(experiment, "cpu") == []
-    return on_ranks(partial(_steps, experiment), experiment.world_size, "cpu", timeout_s=240)
+    return on_ranks(partial(steps, experiment), experiment.world_size, "cpu", timeout_s=240)
 
 
-def _steps(experiment: Experiment, rank: int) -> Told:
+def steps(experiment: Experiment, rank: int) -> Told:
     engine = engine_of(experiment, rank, torch.device("cpu"))
     engine.build()
     measured, _ = engine.measure(MeasureSpec(warmup_steps=1, timed_steps=2), lambda step, is_warmup: None, None)

@@ -1,4 +1,5 @@
-"""Our weights in the parameters of torchtitan's gpt-oss and Llama 4, of both versions.
+"""Our weights in the parameters of torchtitan's gpt-oss and Llama 4, of both versions, and of 0.3's Qwen3 with experts
+and DeepSeek-V3.
 
 E experts, D columns of the hidden state, F columns of an expert.
 """
@@ -11,10 +12,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from workloads.adapters.published_weights import last_in_pairs
 from workloads.rules.torchtitan_kinds import kinds_family
 from workloads.spec import kind_weights, weights
-from workloads.spec.layer_kinds.attention import Attention
-from workloads.spec.model_spec import ModelSpec
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention
+from workloads.spec.model_spec import ModelSpec, layers_of
 from workloads.spec.weights import Weight
 
 _ENDS = {
@@ -30,6 +32,13 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "attention.qkv_linear.wqkv.weight": ("attention.q", "attention.k", "attention.v"),
     "attention.qkv_linear.wqkv.bias": ("attention.q_bias", "attention.k_bias", "attention.v_bias"),
     "attention.sinks": ("attention.sinks",),
+    "attention.q_norm.weight": ("attention.q_norm",),
+    "attention.k_norm.weight": ("attention.k_norm",),
+    "attention.wq_a.weight": ("attention.q_down",),
+    "attention.wq_b.weight": ("attention.q_up",),
+    "attention.wkv_a.weight": ("attention.kv_down",),
+    "attention.kv_norm.weight": ("attention.kv_norm",),
+    "attention.wkv_b.weight": ("attention.kv_up",),
     "feed_forward.w1.weight": ("ffn.gate",),
     "feed_forward.w2.weight": ("ffn.down",),
     "feed_forward.w3.weight": ("ffn.up",),
@@ -47,7 +56,9 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "moe.shared_experts.w3.weight": ("shared.up",),
 }
 """Names of a layer's parameters in 0.2.2, and ours in each."""
-_SUFFIXES = re.compile(r"_(EGD|EG|EDF|ED)$")
+_LATENT_ROTATED = ("attention.wq.weight", "attention.wq_b.weight", "attention.wkv_a.weight")
+"""Parameters of latent attention that end with rotated columns, of each head or of the one key."""
+_SUFFIXES = re.compile(r"_(EGD|EG|EFD|EDF|ED)$")
 """Shapes at the end of 0.3's names."""
 
 
@@ -61,9 +72,12 @@ def value_of(m: ModelSpec, name: str, value: Callable[[Weight], Tensor]) -> Tens
     short = short.replace("moe.routed_experts.inner_experts.", "moe.experts.")
     ours = {weight.name.removeprefix(f"layers.{layer}."): weight for weight in kind_weights.block(m, layer)}
     parts = [value(ours[one]) for one in _PARTS[short]]
-    listed = m.layers
-    assert listed is not None
+    listed = layers_of(m)
     mixer = listed.kinds[listed.order[layer]].mixer
+    if isinstance(mixer, LatentAttention):
+        (found,) = parts
+        heads = 1 if short == "attention.wkv_a.weight" else mixer.heads
+        return last_in_pairs(found, heads, mixer.rope_dim) if short in _LATENT_ROTATED else found
     assert isinstance(mixer, Attention)
     if short.startswith("attention.qkv_linear"):  # rows of one group of heads beside each other
         return torch.cat([part.unflatten(0, (mixer.kv_heads, -1)) for part in parts], 1).flatten(0, 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 from workloads.spec.config_json.read import layers_from_config
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.layer_kinds.attention import Attention, Rope
+from workloads.spec.layer_kinds.attention import Attention, LatentAttention, Rope
 from workloads.spec.layer_kinds.layer_list import LayerList
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.model import Layer
@@ -34,6 +34,7 @@ class Parts:
         self.listed = listed
         mixers, mlps = [layer.mixer for layer in self.layers], [layer.mlp for layer in self.layers]
         self.attention = next((mixer for mixer in mixers if isinstance(mixer, Attention)), None)
+        self.latent = next((mixer for mixer in mixers if isinstance(mixer, LatentAttention)), None)
         self.delta = next((mixer for mixer in mixers if isinstance(mixer, GatedDeltaRule)), None)
         self.mamba = next((mixer for mixer in mixers if isinstance(mixer, Mamba2)), None)
         self.dense = next((mlp for mlp in mlps if isinstance(mlp, DenseMLP)), None)
@@ -217,16 +218,65 @@ def _minimax_m2(parts: Parts) -> Config:
 
 def _glm4_moe(parts: Parts) -> Config:
     routed, attention = parts.routed, parts.attention
-    assert routed is not None and attention is not None
+    assert routed is not None and routed.shared is not None and attention is not None
     return {
         **_common(parts),
         **_of_deepseek(routed),
+        **_method(routed),
         "intermediate_size": parts.dense.width if parts.dense is not None else routed.expert.width,
         "first_k_dense_replace": sum(not layer.routed for layer in parts.layers),
         "use_qk_norm": attention.norm == "head",
         "attention_bias": attention.bias,
-        "rope_parameters": parts.rope(),
+        # The class rotates a half where the file does not say.
+        "rope_parameters": {"partial_rotary_factor": 1.0, **parts.rope()},
     }
+
+
+def _method(routed: RoutedMLP) -> Config:
+    """The names of DeepSeek for what balances experts. Its classes with sigmoid scores have the biases in any case;
+    they stay 0 where nothing moves them."""
+    if routed.correction:
+        return {}
+    return {"topk_method": "greedy", "router_aux_loss_coef": routed.balance_loss}
+
+
+def _deepseek(parts: Parts) -> Config:
+    """Latent attention, and experts beside shared ones after dense layers. Without experts all layers are dense, and
+    the sizes of experts have no effect."""
+    latent, routed, dense, model = parts.latent, parts.routed, parts.dense, parts.model
+    assert latent is not None and latent.rope is not None and (routed is None or routed.shared is not None)
+    config = {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "num_hidden_layers": len(parts.layers),
+        "num_attention_heads": latent.heads,
+        "num_key_value_heads": latent.heads,
+        "q_lora_rank": latent.q_rank or None,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_nope_head_dim": latent.nope_dim,
+        "qk_rope_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+        "attention_bias": latent.bias,
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.tie_embeddings,
+        "rope_parameters": _rope(latent.rope),
+        "first_k_dense_replace": sum(not layer.routed for layer in parts.layers),
+        "intermediate_size": dense.width if dense is not None else 1,
+    }
+    if routed is None:
+        return {**config, "num_experts_per_tok": 1, "n_routed_experts": 2, "moe_intermediate_size": 1}
+    return {**config, **_of_deepseek(routed)}
+
+
+def _deepseek_v3(parts: Parts) -> Config:
+    return {**_deepseek(parts), **({} if parts.routed is None else _method(parts.routed))}
+
+
+def _deepseek_v2(parts: Parts) -> Config:
+    """Scores by softmax, which are not divided by their sum."""
+    routed = parts.routed
+    assert routed is not None and not routed.normalize
+    return {**_deepseek(parts), "topk_method": "greedy", "router_aux_loss_coef": routed.balance_loss}
 
 
 def _dense(parts: Parts) -> Config:
@@ -306,9 +356,11 @@ WRITERS: Mapping[str, Callable[[Parts], Config]] = {
     "smollm3": _smollm3,
     "minimax_m2": _minimax_m2,
     "glm4_moe": _glm4_moe,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v2": _deepseek_v2,
 }
-"""By ``model_type``. Llama, Qwen3 and other families that numbers describe are written elsewhere
-(`workloads.rules.transformers_support`)."""
+"""By ``model_type``. Llama, Qwen3 and their mixtures are written elsewhere
+(`workloads.rules.transformers_kinds`)."""
 
 
 @lru_cache(maxsize=64)
