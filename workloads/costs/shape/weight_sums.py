@@ -9,6 +9,11 @@ from workloads.spec.mesh import expert_degrees
 
 WITHOUT_SUMS_OF_EXPERTS = ("1", "2", "3", "4", "5")
 """Versions of this engine whose grouped products left their gradients to be added by FSDP."""
+SLOWED_DENSE = 2.0
+"""How much longer than memory needs adding a bf16 gradient to an fp32 sum takes: 1.9 to 2.8 TB/s of 4.8 on one H200,
+torch 2.11, weights of Llama 1B and 8B after their product of 256 to 8,192 tokens (docs/performance.md)."""
+SLOWED_EXPERTS = 1.6
+"""The same of the gradients of a layer's experts in one tensor: 3.0 TB/s (same page, the table of experts)."""
 
 
 def experts_add(experiment: Experiment) -> bool:
@@ -25,3 +30,16 @@ def experts_add(experiment: Experiment) -> bool:
         return e.gradient_accumulation_fusion
     plain = e.compile == "none" and e.pp_schedule not in SPLIT_BACKWARD and e.num_microbatches > 1
     return plain and expert_degrees(e)[1] == 1
+
+
+def added_bytes(c: int, r: int) -> tuple[int, int]:
+    """Bytes that memory could move while one element's gradient is added to its sum by an operation of its own: (of a
+    dense weight, of an expert's). ``c``: bytes of the gradient, ``r``: of the sum.
+
+    It reads both and writes the sum. Where their formats differ, torch's kernel converts each element and is slower
+    than memory (`SLOWED_DENSE`, `SLOWED_EXPERTS`).
+    """
+    moved = c + 2 * r
+    if c == r:
+        return moved, moved
+    return round(SLOWED_DENSE * moved), round(SLOWED_EXPERTS * moved)

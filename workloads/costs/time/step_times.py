@@ -19,7 +19,7 @@ from workloads.costs.shape.held_model import as_held, copies_of_heads
 from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike, with_word
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
-from workloads.costs.shape.weight_sums import experts_add
+from workloads.costs.shape.weight_sums import added_bytes, experts_add
 from workloads.costs.time.copied_heads import copied_heads_s
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.matrix_updates import matrix_update_s
@@ -226,11 +226,9 @@ class StepTimes:
         gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
         r = reduced_bytes(e)
         # Adding reads c, and reads and writes r. A product that adds to a sum reads and writes r, not c.
-        added = c + 2 * r
+        added, added_experts = added_bytes(c, r)
         of_sum = 2 * r - c
-        # A dense product does so while its next tiles are multiplied: only what takes longer than they do is seen.
-        beside = int(2 * rank_tokens(e)[0] / rates.matmul * rates.memory)
-        of_head = max(0, of_sum - beside) if e.gradient_accumulation_fusion else added
+        of_head = of_sum if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
         update = optimizer_of(e)
         numbers = (
@@ -243,7 +241,7 @@ class StepTimes:
             added,
             of_head,
             of_dense,
-            of_sum if adds else added,
+            of_sum if adds else added_experts,
             0 if e.gradient_accumulation_fusion else 4 * r,  # two operations, each reads and writes r
             0 if adds or e.gradient_accumulation_fusion else 4 * r,
             *gathered,
