@@ -44,6 +44,7 @@ for name, function in (("without local_map", square), ("in local_map", mapped)):
         gradient = shard.grad.full_tensor().tolist()
         if dist.get_rank() == 0:
             print(f"{name}, async_op={async_op}: gradient {gradient}", flush=True)
+dist.barrier()
 dist.destroy_process_group()
 PYTHON
 "$folder/venv/bin/torchrun" --standalone --nproc-per-node=2 "$folder/ranks.py" 2>/dev/null | tee "$folder/output"
