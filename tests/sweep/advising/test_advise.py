@@ -302,7 +302,7 @@ def test_recomputation_by_stage_is_never_slower_and_fits() -> None:
     words = ("model=llama70b", "cluster=h100_efa", "gpus=64", "global_batch_size=128", "cp=1", "micro_batch_size=4")
     words += (
         "pp=[1,2,4]",
-        "tp=[4,8]",
+        "tp=4",
         "dp_replicate=1",
         "pp_schedule=1f1b",
         "virtual_stages=1",

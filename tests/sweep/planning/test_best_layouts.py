@@ -276,7 +276,8 @@ def test_the_command_lists_and_writes(capsys: pytest.CaptureFixture[str]) -> Non
     # An id of the list, eight digits, is enough for explain.
     hashes = [row["experiment_id"] for row in ledger_rows(plan_of([*SMALL, "cluster=h100_efa"]))]
     assert main(["explain", listed(text)[0], "--results", "plan.parquet"]) == 0
-    assert any(id in capsys.readouterr().out for id in hashes)
+    said = capsys.readouterr().out
+    assert any(id in said for id in hashes)
 
 
 @pytest.mark.parametrize(
