@@ -158,7 +158,8 @@ def test_an_objective_is_that_of_the_command(capsys: pytest.CaptureFixture[str])
     advice = ultrasweep.advise("llama1b", "h200", [8, 16], **asked)
     name = "predicted_energy_per_token_at_most_j"
     assert advice.layouts[name].tolist() == [one[name] for one in document["layouts"]]
-    assert advice.layouts[name].is_monotonic_increasing and advice.layouts["place"].tolist() == [1, 2, 3]
+    cautious = advice.layouts["predicted_step_time_cautious_s"] * advice.layouts["world_size"]
+    assert cautious.is_monotonic_increasing and advice.layouts["place"].tolist() == [1, 2, 3]
     assert advice.facts["optimise"] == document["optimise"] == "energy"
 
 
