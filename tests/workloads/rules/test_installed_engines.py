@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (package / "__init__.py").touch()
         (package / "components" / "loss.py").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "torchtitan", raising=False)  # another test may have imported the real one
         numbers = {"torchtitan": number, "torch": torch_number}
         monkeypatch.setattr(installed_engines, "_version", lambda name: numbers[name])
 
