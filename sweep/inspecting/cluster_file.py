@@ -24,7 +24,7 @@ from sweep.inspecting.nvidia_smi import Gpus
 from sweep.inspecting.slurm_nodes import SlurmNodes
 from sweep.planning.limits import machine_memory_bytes
 from workloads.spec.cluster import UNKNOWN_HOST, ClusterSpec, HostSpec
-from workloads.spec.hardware.network import LinkSpec, TierSpec
+from workloads.spec.hardware.network import RATES, LinkSpec, TierSpec
 from workloads.spec.hardware.vendors import PLANNED_ONLY, is_amd
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
@@ -261,7 +261,7 @@ def _over_pcie(gpus: Gpus, other: LinkSpec, as_in: str) -> tuple[dict[str, objec
     assert gpus.pcie is not None
     how = f"nominal rate of PCIe {gpus.pcie[0]} x{gpus.pcie[1]}, an upper bound, not measured; {latency}"
     rates = {"bandwidth": round(gpus.pcie_bandwidth), "latency_s": other.latency_s}
-    return {**rates, "pair_bandwidth": None, "pair_latency_s": None, "source": how}, how
+    return {**rates, **{name: None for name in RATES if name.startswith("pair")}, "source": how}, how
 
 
 def _without_base(found: Found, name: str, folders: ConfFolders) -> ClusterFile:

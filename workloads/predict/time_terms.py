@@ -21,7 +21,8 @@ tp          two gathers and two scatters forward, as many backward, of T h value
 pp          the slowest stage paces the steady state: sum of all stages + (m - 1) slowest; no fill if the pace is that
             of a host that runs ahead of messages; the fill is divided by v chunks if m is p or more, with fewer
             micro-batches by less, in proportion to (m - 1) / (p - 1); stages at the ends have fewer messages
-dp          gradients are reduced during the last backward; the excess over it, and a share of the rest, is exposed
+dp          gradients are reduced during the last backward; the excess over it, and a share of the rest, is exposed;
+            shards of two devices have the rate of such pairs
 optimizer   its bytes over memory bandwidth, and a fixed time a step
 
 Ranks are ordered tensor-parallel first, then context, data and pipeline. The group of an axis therefore has as many
@@ -381,9 +382,10 @@ def _message(x: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
 def _data_parallel(x: Points, facts: Facts, p: Mapping[str, float], largest: Floats, slowest: Floats) -> Floats:
     """Exposed seconds per step of reducing gradients and gathering weights."""
     ranks = x.dp * x.cp
-    rate = bandwidth(x, ranks, x.tp, p)
-    share = (ranks - 1) / ranks
     sharded = x.zero >= 1
+    rate = bandwidth(x, ranks, x.tp, p)
+    rate = np.where(sharded & (ranks == 2) & (2 * x.tp <= x.node), np.fmin(rate, x.pair), rate)
+    share = (ranks - 1) / ranks
     reduce = share * facts.gradient_bytes * largest / rate * np.where(sharded, p["sharded"], 2.0)
     gather = np.where(sharded, share * 2 * largest / rate * p["sharded"], 0.0)
     m = x.micro_batches

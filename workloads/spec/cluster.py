@@ -336,7 +336,7 @@ def check_cluster(cluster: ClusterSpec) -> ClusterSpec:
             f"{cluster.devices_per_node}"
         )
     link = cluster.inter_node
-    if link is not None and (link.pair_bandwidth, link.pair_latency_s) != (None, None):
+    if link is not None and link.has_pair_rates:
         raise InvalidSweep(f"{place}: inter_node has no pair rates; give them in intra_node")
     if device.memory_bytes is not None and cluster.reserved_bytes >= device.memory_bytes:
         raise InvalidSweep(

@@ -274,12 +274,13 @@ class StepTimes:
             *(group(expert_copies, expert_inner * expert_shards) if routed else group(1, 1)),
             *(group(2, neighbours * (e.pp - 1)) if e.pp > 1 else group(1, 1)),
             *self._hop(e.pp, neighbours),
-            *self._beside(*((shards, inner), (copies, inner * shards))),
+            *self._beside((shards, inner), (copies, inner * shards)),
         )
 
-    def _beside(self, *groups: tuple[int, int]) -> Contention:
-        """`Contention` of the data-parallel groups (size, stride) together: the greatest."""
-        each = [contention_of(size, apart, self.cluster) for size, apart in groups if size > 1]
+    def _beside(self, sharded: tuple[int, int], copied: tuple[int, int]) -> Contention:
+        """`Contention` of the data-parallel groups (size, stride), of shards and of copies, together: the greatest."""
+        groups = ((*sharded, False), (*copied, True))
+        each = [contention_of(size, apart, self.cluster, reduces=sums) for size, apart, sums in groups if size > 1]
         return Contention(*map(max, zip(*each, strict=True))) if each else Contention()
 
     def _hop(self, pp: int, apart: int) -> tuple[float, float]:

@@ -28,7 +28,8 @@ That the tiers do not add up is because they carry the parts of a large buffer a
 what has to leave one of its inner units over the links of that unit's members, bounds any order of sending.
 
 For a group of two in the innermost tier, bandwidth and latency are its ``pair_bandwidth`` and ``pair_latency_s`` if
-known, except for point to point.
+known, except for point to point; the bandwidth of all-reduces and all-to-alls its ``pair_reduce_bandwidth`` and
+``pair_exchange_bandwidth``.
 
 S is the size in bytes of the whole (gathered, or not yet scattered) buffer of one rank, and bus bandwidth is defined as
 in nccl-tests (its doc/PERFORMANCE.md derives the factors (n-1)/n and 2 (n-1)/n). Bandwidths are per device
@@ -51,7 +52,9 @@ from workloads.spec.hardware.network import LinkSpec, TierSpec
 COMPUTE_BESIDE, TRAFFIC_BESIDE = 1.27, 2.75
 """Slowdown factors of compute and of communication while both run, because NCCL's kernels need multiprocessors and
 memory, too. Probes of two H200 and of two H100 gave 1.26 to 1.33 and 2.65 to 2.88 for all-gathers and reduce-scatters.
-All-reduces, for which the same factors are assumed, gave 1.27 and 1.40, and 1.86 and 1.90."""
+All-reduces, for which the first factor is assumed, gave 1.21 to 1.40."""
+REDUCE_BESIDE = 1.86
+"""`TRAFFIC_BESIDE` of all-reduces: the mean of eight probes of two H200 and of two H100, which gave 1.81 to 1.90."""
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p"]
 
@@ -95,7 +98,7 @@ def collective_time_s(op: Collective, bytes: float, group_size: int, stride: int
         return slowest.latency_s + bytes / slowest.bandwidth
     n, domain = group_size, members_per_node(group_size, stride, cluster.domain)
     through = [
-        bytes * ((n if one.tier.network else domain) - one.inner) / n / _rates(one.tier, at, n).bandwidth
+        bytes * ((n if one.tier.network else domain) - one.inner) / n / _rates(one.tier, at, n, "exchange").bandwidth
         for at, one in enumerate(_spanned(n, stride, cluster))
     ]
     exchanged: float = group_of(n, stride, cluster).startup_s + max(through)
@@ -171,6 +174,7 @@ class Contention(NamedTuple):
 
 
 INSIDE_NODE = Contention()
+OF_REDUCES = Contention(traffic=(REDUCE_BESIDE - 1) / (TRAFFIC_BESIDE - 1))
 
 
 def together_s(
@@ -196,8 +200,8 @@ def slowed_s(compute_s: Any, traffic_s: Any, contention: Contention = INSIDE_NOD
     return compute_s + traffic * (1 - 1 / compute) * traffic_s
 
 
-def contention_of(group_size: int, stride: int, cluster: ClusterSpec) -> Contention:
-    """`Contention` of a group's traffic.
+def contention_of(group_size: int, stride: int, cluster: ClusterSpec, *, reduces: bool = False) -> Contention:
+    """`Contention` of a group's traffic. ``reduces``: it is all-reduces.
 
     A network that a probe has timed moves fewer bytes a second than a node's links, and NCCL's kernels mostly wait for
     it. Compute is slowed in proportion to the bytes; traffic only if its kernels, slowed as inside a node, would be
@@ -205,7 +209,7 @@ def contention_of(group_size: int, stride: int, cluster: ClusterSpec) -> Content
     """
     local = members_per_node(group_size, stride, cluster.domain)
     if not isinstance(cluster, ProbedCluster) or local >= group_size:
-        return INSIDE_NODE
+        return OF_REDUCES if reduces else INSIDE_NODE
     measured = cluster.network.beside.get((group_size, local))
     if measured is not None:
         compute, traffic = measured
@@ -237,7 +241,8 @@ def group_of(group_size: int, stride: int, cluster: ClusterSpec) -> Group:
         if one.members > one.inner:
             through = one.inner * link.bandwidth
             bandwidth = min(bandwidth, through) if bandwidth else through
-    return Group(startup, (n - 1) / n, bandwidth, depth, bandwidth)
+    reduced = bandwidth if len(spanned) > 1 else _rates(spanned[0].tier, 0, n, "reduce").bandwidth
+    return Group(startup, (n - 1) / n, bandwidth, depth, reduced)
 
 
 def _timed(n: int, local: int, cluster: ProbedCluster) -> Group | None:
@@ -253,11 +258,14 @@ def _timed(n: int, local: int, cluster: ProbedCluster) -> Group | None:
     return Group(startup, share, bandwidth, inf, 2 * share * reduce[1])
 
 
-def _rates(tier: TierSpec, at: int, group_size: int) -> LinkSpec:
-    """Link of the tier with this index, as a group of ``group_size`` uses it."""
-    if at or group_size != 2 or (tier.pair_bandwidth is None and tier.pair_latency_s is None):
+def _rates(tier: TierSpec, at: int, group_size: int, of: Literal["", "reduce", "exchange"] = "") -> LinkSpec:
+    """Link of the tier with this index, as a group of ``group_size`` uses it. ``of``: for all-reduces, or for
+    all-to-alls, which may have their own rate."""
+    if at or group_size != 2 or not tier.has_pair_rates:
         return tier
+    own = {"reduce": tier.pair_reduce_bandwidth, "exchange": tier.pair_exchange_bandwidth}.get(of)
+    known = [one for one in (own, tier.pair_bandwidth, tier.bandwidth) if one is not None]
     # A pair is never faster than a larger group, even if a user changed the link's own rates.
-    bandwidth = min(tier.bandwidth, tier.bandwidth if tier.pair_bandwidth is None else tier.pair_bandwidth)
+    bandwidth = min(tier.bandwidth, known[0])
     latency_s = max(tier.latency_s, tier.latency_s if tier.pair_latency_s is None else tier.pair_latency_s)
     return LinkSpec(bandwidth=bandwidth, latency_s=latency_s)

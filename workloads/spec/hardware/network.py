@@ -26,6 +26,8 @@ RATES: Mapping[str, tuple[Unit, Range]] = {
     "bandwidth": ("B/s", BANDWIDTH),
     "latency_s": ("s", _LATENCY),
     "pair_bandwidth": ("B/s", BANDWIDTH),
+    "pair_reduce_bandwidth": ("B/s", BANDWIDTH),
+    "pair_exchange_bandwidth": ("B/s", BANDWIDTH),
     "pair_latency_s": ("s", _LATENCY),
 }
 """Rates of a link, with their units and plausible values."""
@@ -40,15 +42,21 @@ class LinkSpec:
     latency_s: float
     """Start-up time of one hop in seconds."""
     pair_bandwidth: float | None = None
+    pair_reduce_bandwidth: float | None = None
+    pair_exchange_bandwidth: float | None = None
     pair_latency_s: float | None = None
-    """``pair_bandwidth``, ``pair_latency_s``: rates of a group of two devices inside a node, if they are known to
-    differ."""
+    """``pair_...``: rates of a group of two devices inside a node, if they are known to differ; ``reduce`` and
+    ``exchange``: those of all-reduces and of all-to-alls, if these are known to differ from its others."""
     source: str = ""
 
     def scaled(self, share: float) -> Self:
         """The link with its bandwidths multiplied by ``share``."""
-        pair = None if self.pair_bandwidth is None else self.pair_bandwidth * share
-        return dataclasses.replace(self, bandwidth=self.bandwidth * share, pair_bandwidth=pair)
+        known = {name: rate for name in RATES if "bandwidth" in name and (rate := getattr(self, name)) is not None}
+        return dataclasses.replace(self, **{name: rate * share for name, rate in known.items()})
+
+    @property
+    def has_pair_rates(self) -> bool:
+        return any(getattr(self, name) is not None for name in RATES if name.startswith("pair"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +212,7 @@ def _between(here: str, tier: TierSpec, before: str, inner: TierSpec) -> list[st
             f"{here}: bandwidth={tier.bandwidth:g} B/s of a device is more than the {inner.bandwidth:g} of {before} "
             "inside of it; give what a device has left of it when all of its unit send"
         )
-    if (tier.pair_bandwidth, tier.pair_latency_s) != (None, None):
+    if tier.has_pair_rates:
         wrong.append(f"{here} has no pair rates; give them in the innermost tier")
     if inner.network and tier.network is False:
         wrong.append(f"{here}: network=false, but {before} inside of it is of the network")

@@ -94,6 +94,13 @@ def test_two_devices_of_a_node_have_rates_of_their_own() -> None:
     assert collective_time_s("all_to_all", GIB, 2, 1, cluster) == pytest.approx(GIB / 2 / 250e9 + 20e-6)
     assert collective_time_s("all_gather", GIB, 4, 1, cluster) == pytest.approx(3 / 4 * GIB / 360e9 + 3 * 4e-6)
     assert collective_time_s("all_gather", GIB, 2, 8, cluster) > GIB / 2 / 50e9  # of two nodes
+    sums = dataclasses.replace(pair, pair_reduce_bandwidth=300e9, pair_exchange_bandwidth=280e9)
+    known = dataclasses.replace(H200, intra_node=sums)
+    assert collective_time_s("all_reduce", GIB, 2, 1, cluster) == pytest.approx(GIB / 250e9 + 2 * 20e-6)
+    assert collective_time_s("all_reduce", GIB, 2, 1, known) == pytest.approx(GIB / 300e9 + 2 * 20e-6)
+    assert collective_time_s("all_to_all", GIB, 2, 1, known) == pytest.approx(GIB / 2 / 280e9 + 20e-6)
+    for op, n, stride in (("all_gather", 2, 1), ("all_reduce", 4, 1), ("all_reduce", 2, 8), ("all_to_all", 4, 1)):
+        assert collective_time_s(op, GIB, n, stride, known) == collective_time_s(op, GIB, n, stride, cluster)  # type: ignore[arg-type]
     # A link that a user makes slower than two were measured to be is as slow for two.
     slow = dataclasses.replace(cluster, intra_node=dataclasses.replace(pair, bandwidth=40e9, latency_s=1e-3))
     assert collective_time_s("all_gather", GIB, 2, 1, slow) == pytest.approx(GIB / 2 / 40e9 + 1e-3)
