@@ -42,6 +42,7 @@ from workloads.costs.memory.host_activations import node_host_bytes
 from workloads.predict import layouts
 from workloads.predict.points import Floats
 from workloads.predict.predictor import NORMAL_90
+from workloads.predict.time_terms import fill_share
 from workloads.rules.engine_support import is_own
 from workloads.rules.layout_rules import violations
 from workloads.spec.experiment import ENGINE, Experiment
@@ -50,8 +51,7 @@ MARGIN = 0.95
 """Factor on estimates, because a schedule or another structure may save time that the closed form does not know."""
 FILL = {"interleaved_zero_bubble": 0.5, "zero_bubble_v": 0.35, "dualpipe_v": 0.35}
 """Share of the pipeline fill time that remains with a schedule: the 10th percentile over layouts of Llama 70B and
-Qwen3-30B-A3B, so that few layouts are faster than their estimate. Interleaved 1F1B divides the fill time by its virtual
-stages."""
+Qwen3-30B-A3B, so that few layouts are faster than their estimate. With interleaved 1F1B `fill_share` remains."""
 _OF_WIDTH = 0.9
 """Factor on widths in estimates: recomputation and schedule change a layout's interval a little."""
 BATCH = 192
@@ -290,7 +290,8 @@ class Ranking:
         """Estimate of each row without its structure factor; infinite without a layout in the group that may fit."""
         rows, kind = self.rows[mine], KINDS.index(group.recompute)
         parts = self.bounds if group.cp_kind == "ring" else self.of_other_kinds
-        left = FILL.get(group.schedule, 1.0 / group.virtual_stages)
+        m, stages = self.space.micro_batches[rows], self.space.pp[rows]
+        left = FILL.get(group.schedule) or fill_share(np.full(len(rows), group.virtual_stages), m, stages)
         of_kind, of_none = (
             parts.work[mine, one] + left * parts.fill[mine, one] + parts.traffic[mine, one] for one in (kind, 0)
         )

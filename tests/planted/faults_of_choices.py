@@ -26,7 +26,7 @@ CHOICES: list[Fault] = [
             "schedule_thought_slow",
             "schedules that fill a pipeline sooner are estimated as slow",
             RANKING + "_estimate",
-            "left = FILL.get(group.schedule, 1.0 / group.virtual_stages)",
+            "left = FILL.get(group.schedule) or fill_share(np.full(len(rows), group.virtual_stages), m, stages)",
             "left = 50.0 if group.virtual_stages > 1 else 1.0",
             {},
         ),

@@ -9,6 +9,9 @@ time is
 where ``plain(e)`` is the nearest experiment that a row describes completely, and ``structure`` the sum of a step's
 parts at calibrated rates (`workloads.costs.time.timeline`). A plain experiment needs only the form. Tiers of a network
 beyond its first are in ``structure(e)`` alone, unless e is plain, so that a faster tier never makes a step longer.
+
+A row also states the chunks of interleaved 1F1B, by which the form divides the fill of 1F1B. ``structure(plain(e))``
+does the same, so that a factor has what executing the chunks takes more or less.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.network_terms import network_rows, without_outer_tiers
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
 from workloads.predict.recomputed_layers import host_share, nearest_word
+from workloads.predict.time_terms import fill_share
 from workloads.rules.captured_steps import is_captured
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
@@ -53,7 +57,8 @@ IN_COMMON = 0.5
 known of its parts."""
 _MOST_KEPT = 100_000
 """Maximum number of plain neighbours whose times are cached."""
-_PLAIN_SCHEDULES = ("none", "1f1b", "interleaved_1f1b")
+_PLAIN_SCHEDULES = ("none", "1f1b")
+_CHUNKED = "interleaved_1f1b"
 
 
 def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
@@ -100,12 +105,21 @@ def _has_odd_schedule(e: Experiment) -> bool:
 
 
 def _plain_schedule(e: Experiment) -> dict[str, Any]:
-    schedule, stages = (e.pp_schedule, e.virtual_stages) if e.pp_schedule in _PLAIN_SCHEDULES else ("1f1b", 1)
+    schedule, stages = (e.pp_schedule, e.virtual_stages) if e.pp_schedule == _CHUNKED else (_unchunked(e), 1)
     return {"pp_schedule": schedule, "virtual_stages": stages, "pp_split": "balanced", "pp_stages": None}
 
 
+def _unchunked(e: Experiment) -> str:
+    return e.pp_schedule if e.pp_schedule in _PLAIN_SCHEDULES else "1f1b"
+
+
+def _chunks(e: Experiment) -> int:
+    """`Points.vpp`."""
+    return e.virtual_stages if e.pp_schedule == _CHUNKED else 1
+
+
 def _with_plain_schedule(e: Experiment) -> Experiment:
-    schedule = _plain_schedule(e)
+    schedule = {**_plain_schedule(e), "pp_schedule": _unchunked(e), "virtual_stages": 1}
     if is_by_stage(e.recompute) and schedule["virtual_stages"] != e.virtual_stages:  # then there are other stages
         schedule["recompute"] = nearest_word(e)
     return dataclasses.replace(e, **schedule)
@@ -177,7 +191,7 @@ def _plain_of_layers(model: ModelSpec) -> ModelSpec:
 
 _OF_PLAIN = attrgetter(
     *("model", "precision", "dp", "cp", "tp", "pp", "zero_stage", "micro_batch_size", "global_batch_size", "seq_len"),
-    *("recompute", "pp_schedule", "virtual_stages", "attention", "compile", "pad_vocab_to"),
+    *("recompute", "attention", "compile", "pad_vocab_to"),
 )
 """Properties that determine the times of a `plain` neighbour."""
 
@@ -190,8 +204,8 @@ class Structures:
     _times: StepTimes = dataclasses.field(init=False)
     _near_times: StepTimes = dataclasses.field(init=False)
     """Of neighbours, on the first tier of the network alone."""
-    _plain: dict[Hashable, float] = dataclasses.field(default_factory=dict)
-    """Seconds of plain neighbours, which many layouts share, by `_OF_PLAIN`."""
+    _plain: dict[Hashable, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    """`StepTimes.filled_s` of plain neighbours, which many layouts share, by `_OF_PLAIN`."""
 
     def __post_init__(self) -> None:
         self._times = self._near_times = StepTimes(self.cluster)
@@ -209,15 +223,17 @@ class Structures:
         return factors
 
     def plain_s(self, experiments: Sequence[Experiment]) -> Floats:
-        """Step time of the `plain` neighbours, by experiment."""
+        """Step time of the `plain` neighbours: with 1F1B, its fill divided by the experiment's chunks."""
         keys = [_OF_PLAIN(one) for one in experiments]
         if len(self._plain) > _MOST_KEPT:
             self._plain.clear()
         new = {key: one for key, one in zip(keys, experiments, strict=True) if key not in self._plain}
-        self._plain |= zip(
-            new, self._near_times.seconds([self._near(one) for one in new.values()]).tolist(), strict=True
-        )
-        return np.array([self._plain[key] for key in keys])
+        filled = self._near_times.filled_s([self._near(one) for one in new.values()])
+        self._plain |= zip(new, filled.T.tolist(), strict=True)
+        seconds, fill = np.array([self._plain[key] for key in keys]).reshape(-1, 2).T
+        shapes = np.array([(_chunks(one), one.num_microbatches, one.pp) for one in experiments]).reshape(-1, 3)
+        divided: Floats = seconds - (1 - fill_share(*shapes.T)) * fill
+        return divided
 
     def model_parallel(self, experiments: Sequence[Experiment]) -> ModelParallel:
         """What the experiments share with others, for `least_s`."""
@@ -238,7 +254,7 @@ class Structures:
         return of_layers
 
     def _near(self, e: Experiment) -> Experiment:
-        near = plain(e)
+        near = _with_plain_schedule(plain(e))
         if self.cluster.device.peak_of(near.precision) is None:  # only the device's 32-bit rate is known
             near = dataclasses.replace(near, precision=e.precision)
         return near
@@ -271,7 +287,7 @@ def points_of(
         rows.append((
             e.world_size, model.num_layers, model.hidden_size, model.num_heads, max(model.num_kv_heads, e.tp),
             model.ffn_hidden_size, model.vocab_size, model.tie_embeddings, e.seq_len, e.micro_batch_size,
-            e.num_microbatches, e.dp, e.tp, e.pp, e.virtual_stages if e.pp_schedule in _PLAIN_SCHEDULES else 1, e.cp,
+            e.num_microbatches, e.dp, e.tp, e.pp, _chunks(e), e.cp,
             e.zero_stage, RECOMPUTE.index(nearest_word(e)),
             fp8_kind(e.precision), e.precision == "fp16", model.num_heads * model.head_dim, e.cp_kind == "ring",
             host_work_of_experts(e), host_waits_of_experts(e), e.model.mla is not None,

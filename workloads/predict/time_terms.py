@@ -212,7 +212,7 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     per_stage = accumulated + (launched * p["micro_fixed"] / x.scaled)[:, None] + messages
     per_stage = per_stage + looked_up[:, None] * stages.first
     m = x.micro_batches
-    chunked = fill_share(x)
+    chunked = fill_share(x.vpp, m, x.pp)
 
     def of_stages(layer: Floats, head: Floats) -> tuple[Floats, Floats]:
         """(slowest, fill) of one micro-batch: seconds of the slowest stage, and of the others."""
@@ -267,9 +267,9 @@ def product_rate(x: Points, p: Mapping[str, float]) -> Floats:
     return rate
 
 
-def fill_share(x: Points) -> Floats:
-    """Share of a pipeline's fill that remains with its chunks."""
-    share: Floats = 1 - (1 - 1 / x.vpp) * np.minimum(1.0, (x.micro_batches - 1) / np.maximum(x.pp - 1, 1))
+def fill_share(chunks: Floats, micro_batches: Floats, stages: Floats) -> Floats:
+    """Share of a pipeline's fill that remains with so many chunks of a stage."""
+    share: Floats = 1 - (1 - 1 / chunks) * np.minimum(1.0, (micro_batches - 1) / np.maximum(stages - 1, 1))
     return share
 
 

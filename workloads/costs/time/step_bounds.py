@@ -76,6 +76,18 @@ def step_bounds_s(steps: LayoutSteps) -> Floats:
     return seconds
 
 
+def filled_steps_s(steps: LayoutSteps) -> Floats:
+    """`step_bounds_s`, and of it the pipeline's fill, in which the busiest rank does not work, for ranks with
+    one chunk each; shape (2, layouts)."""
+    seconds, steady, once = step_bounds_s(steps), steady_times(steps.chunks, steps.zero_stage), once_s(steps)
+    both = steady.forward_s + steady.wait_s + steady.backward_s
+    idle = seconds - steps.tied_s - steps.optimizer_s
+    for at, (shape, first) in enumerate(zip(steps.schedules, steps.first, strict=True)):
+        places = shape.places + first
+        idle[at] -= once[places].sum() + shape.num_microbatches * both[places].max()
+    return np.stack([seconds, np.maximum(0.0, idle)])
+
+
 def least_steps_s(steps: LayoutSteps) -> Floats:
     """Lower bounds of `step_bounds_s`, by layout, of steps with 1F1B or without a pipeline.
 

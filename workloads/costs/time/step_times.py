@@ -36,7 +36,14 @@ from workloads.costs.time.rank_times import (
     optimizer_s,
     tied_s,
 )
-from workloads.costs.time.step_bounds import LayoutSteps, PipelineShape, ends_s, least_steps_s, step_bounds_s
+from workloads.costs.time.step_bounds import (
+    LayoutSteps,
+    PipelineShape,
+    ends_s,
+    filled_steps_s,
+    least_steps_s,
+    step_bounds_s,
+)
 from workloads.costs.time.update_pace import paced_bytes, rows_of_operations_s
 from workloads.costs.traffic.collectives import (
     Contention,
@@ -83,7 +90,12 @@ class StepTimes:
     def seconds(self, experiments: Sequence[Experiment]) -> Floats:
         """``step_time_s`` of `workloads.costs.time.timeline.estimate_time` by experiment; NaN if unknown. Raises the
         same errors."""
-        return self._by_layout(experiments, step_bounds_s)
+        seconds: Floats = self._by_layout(experiments, step_bounds_s)[0]
+        return seconds
+
+    def filled_s(self, experiments: Sequence[Experiment]) -> Floats:
+        """`filled_steps_s` by experiment, shape (2, experiments)."""
+        return self._by_layout(experiments, filled_steps_s, 2)
 
     def least_s(self, alike: ModelParallel, of: Ints, zero_stages: Ints, replicas: int) -> Floats:
         """Lower bounds of `seconds` of layouts with 1F1B or without a pipeline that are like those of ``alike`` with
@@ -102,15 +114,18 @@ class StepTimes:
 
     def ends_s(self, experiments: Sequence[Experiment]) -> Floats:
         """The part of `seconds` that follows the work of the last micro-batch, by experiment."""
-        return self._by_layout(experiments, ends_s)
+        seconds: Floats = self._by_layout(experiments, ends_s)[0]
+        return seconds
 
-    def _by_layout(self, experiments: Sequence[Experiment], of_steps: Callable[[LayoutSteps], Floats]) -> Floats:
-        seconds = np.full(len(experiments), np.nan)
+    def _by_layout(
+        self, experiments: Sequence[Experiment], of_steps: Callable[[LayoutSteps], Floats], parts: int = 1
+    ) -> Floats:
+        seconds = np.full((parts, len(experiments)), np.nan)
         for start in range(0, len(experiments), _AT_ONCE):
             part = experiments[start : start + _AT_ONCE]
             known = [at for at, one in enumerate(part) if self.is_known(one)]
             if known:
-                seconds[[start + at for at in known]] = of_steps(self._parts([part[at] for at in known]).steps)
+                seconds[:, [start + at for at in known]] = of_steps(self._parts([part[at] for at in known]).steps)
         return seconds
 
     def again_s(self, experiment: Experiment, word: str) -> Floats:

@@ -65,7 +65,7 @@ def added_seconds(x: Points, p: Mapping[str, float], experts: Experts, cluster: 
     """Seconds of a step, of one row. ``x``: that row; ``p``: values of `workloads.predict.parameters.TIME`."""
     layer = _layer_s(x, p, experts, cluster)
     layers = (x.layers - experts.dense_layers) / x.pp
-    rounds = x.micro_batches + (x.pp - 1) * fill_share(x)
+    rounds = x.micro_batches + (x.pp - 1) * fill_share(x.vpp, x.micro_batches, x.pp)
     return float((layer * layers * rounds)[0])
 
 
