@@ -38,10 +38,14 @@ PAGES = [
 WRITTEN_BY_HAND = [path for path in PAGES if path.parent != DOCS / "reference"]
 """The pages of docs/reference are written from the code, and checked where that is done."""
 REFERENCE = (
-    *(DOCS / f"{name}.md" for name in ("grids", "fields", "model_files", "clusters", "configuration", "plans")),
+    *(
+        DOCS / f"{name}.md"
+        for name in ("grids", "fields", "model_files", "models", "clusters", "configuration", "plans")
+    ),
     *sorted((DOCS / "fields").glob("*.md")),
+    *sorted((DOCS / "layers").glob("*.md")),
 )
-"""Pages about the files and fields that describe a sweep."""
+"""Pages about the files, fields and layers that describe a sweep."""
 LONGEST = 250
 """Most lines of a page of the reference."""
 EXAMPLES = DOCS / "examples"
