@@ -37,9 +37,19 @@ PAGES = [
 ]
 WRITTEN_BY_HAND = [path for path in PAGES if path.parent != DOCS / "reference"]
 """The pages of docs/reference are written from the code, and checked where that is done."""
-GRIDS = (DOCS / "grids.md").read_text()
+REFERENCE = (
+    *(
+        DOCS / f"{name}.md"
+        for name in ("grids", "fields", "model_files", "models", "clusters", "configuration", "plans")
+    ),
+    *sorted((DOCS / "fields").glob("*.md")),
+    *sorted((DOCS / "layers").glob("*.md")),
+)
+"""Pages about the files, fields and layers that describe a sweep."""
+LONGEST = 250
+"""Most lines of a page of the reference."""
 EXAMPLES = DOCS / "examples"
-PLANNED = (DOCS / "grids.md", EXAMPLES / "README.md")
+PLANNED = (*REFERENCE, EXAMPLES / "README.md")
 """Pages whose commands are run below, not only composed."""
 
 
@@ -171,26 +181,58 @@ def _unknown_commands(path: Path) -> Iterator[str]:
         yield f"make {target}"
 
 
-# docs/grids.md
+# The reference: grids, fields, files and plans
 
-OF_THE_REFERENCE = [list(words) for words in dict.fromkeys(map(tuple, commands(GRIDS, "sweep")))]
+COMMANDS_OF_THE_REFERENCE = [
+    [name_of(page), *words] for page in REFERENCE for words in commands(page.read_text(), "sweep")
+]
+PLANS_OF_THE_REFERENCE = [command for command in COMMANDS_OF_THE_REFERENCE if command[1] == "plan"]
+
+
+def plan_of(command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Runs a command in a folder that has the YAML files of its page alone."""
+    page, *words = command
+    write_conf((ROOT / page).read_text(), folder)
+    monkeypatch.chdir(folder)
+    return main(words)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", sampled(OF_THE_REFERENCE, 10, seconds=2), ids=" ".join)
+@pytest.mark.parametrize("command", sampled(PLANS_OF_THE_REFERENCE, 10, seconds=2), ids=" ".join)
 def test_plans_of_the_reference(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_conf(GRIDS, tmp_path)
-    monkeypatch.chdir(tmp_path)
-    assert command[0] == "plan"
-    assert main(command) == 0, capsys.readouterr().err
+    assert plan_of(command, tmp_path, monkeypatch) == 0, capsys.readouterr().err
     assert "no step time is predicted" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
+def test_points_of_the_reference_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explained = [command for command in COMMANDS_OF_THE_REFERENCE if command[1] == "explain"]
+    assert explained
+    for command in explained:
+        file = command[command.index("--results") + 1]
+        (written,) = (other for other in PLANS_OF_THE_REFERENCE if other[0] == command[0] and other[-1] == file)
+        assert plan_of(written, tmp_path, monkeypatch) == 0, capsys.readouterr().err
+        assert plan_of(command, tmp_path, monkeypatch) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=lambda page: page.stem)
+def test_pages_of_the_reference_are_short_and_open_with_their_question_and_a_command(page: Path) -> None:
+    text = page.read_text()
+    assert len(text.splitlines()) <= LONGEST
+    first_screen = "\n".join(text.splitlines()[:45])
+    assert "This page answers" in first_screen
+    assert commands(first_screen, "sweep")
+
+
+@pytest.mark.slow
 def test_every_file_of_the_reference_is_used_or_can_be(tmp_path: Path) -> None:
-    folders = ConfFolders((write_conf(GRIDS, tmp_path),))
+    for page in REFERENCE:
+        write_conf(page.read_text(), tmp_path)
+    folders = ConfFolders((tmp_path / "conf",))
     own = {group: [path.stem for path in (tmp_path / "conf" / group).glob("*.yaml")] for group in GROUPS}
     assert all(own.values()), own
     for grid in own["grid"]:
@@ -204,9 +246,10 @@ def test_every_file_of_the_reference_is_used_or_can_be(tmp_path: Path) -> None:
             compose_sweep(["+grid=first", f"{group}={name}"], folders)
 
 
-def section(title: str) -> str:
-    """The text below a heading of the second level."""
-    return re.split(rf"^## {title}$", GRIDS, flags=re.MULTILINE)[1].partition("\n## ")[0]
+def section(page: str, title: str) -> str:
+    """The text of a page of the reference below a heading of the second level; without a title, all of it."""
+    text = (DOCS / page).read_text()
+    return re.split(rf"^## {title}$", text, flags=re.MULTILINE)[1].partition("\n## ")[0] if title else text
 
 
 def table(text: str) -> dict[str, list[str]]:
@@ -218,19 +261,24 @@ def table(text: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "title", "derived"),
+    ("kind", "page", "title", "derived"),
     [
-        (Experiment, "The fields of a point", {"gradient_accumulation_fusion": "null"}),
-        (ModelSpec, "Model files", {"name": "the file's name", "head_dim": "hidden_size / num_heads"}),
-        (ClusterSpec, "Cluster files", {"intra_node": "required without `tiers`", "host": "all null"}),
-        (HostSpec, "Cluster files", {}),
-        (LinkSpec, "Cluster files", {}),
-        (DeviceSpec, "Device files", {}),
+        (Experiment, "fields.md", "", {"gradient_accumulation_fusion": "null"}),
+        (ModelSpec, "model_files.md", "Fields", {"name": "the file's name", "head_dim": "hidden_size / num_heads"}),
+        (
+            ClusterSpec,
+            "clusters.md",
+            "Fields of a cluster",
+            {"intra_node": "required without `tiers`", "host": "all null"},
+        ),
+        (HostSpec, "clusters.md", "Fields of a cluster", {}),
+        (LinkSpec, "clusters.md", "Fields of a cluster", {}),
+        (DeviceSpec, "clusters.md", "Fields of a device", {}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_every_field_is_described_with_its_default(kind: Any, title: str, derived: dict[str, str]) -> None:
-    rows = table(section(title))
+def test_every_field_is_described_with_its_default(kind: Any, page: str, title: str, derived: dict[str, str]) -> None:
+    rows = table(section(page, title))
     for field in dataclasses.fields(kind):
         if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             expected = "required"
@@ -246,19 +294,21 @@ def test_every_field_is_described_with_its_default(kind: Any, title: str, derive
 
 
 def test_the_weight_of_multi_token_modules_is_described_with_its_default() -> None:
-    assert table(section("Model files"))["mtp_loss_weight"][2] == f"{MTP_LOSS_WEIGHT:g}"
+    assert table(section("model_files.md", "Fields"))["mtp_loss_weight"][2] == f"{MTP_LOSS_WEIGHT:g}"
 
 
 @pytest.mark.parametrize("kind", [MoESpec, MLASpec])
 def test_fields_of_experts_and_latent_attention_are_named(kind: Any) -> None:
-    assert {field.name for field in dataclasses.fields(kind)} <= set(re.findall(r"`(\w+)`", section("Model files")))
+    assert {field.name for field in dataclasses.fields(kind)} <= set(
+        re.findall(r"`(\w+)`", section("model_files.md", ""))
+    )
 
 
 def test_every_choice_is_named() -> None:
     from workloads.spec.experiment_values import _CHOICES
     from workloads.spec.recomputation import OPERATIONS
 
-    rows = table(section("The fields of a point"))
+    rows = table(section("fields.md", ""))
     assert set(re.findall(r"`([\w+]+)`", rows["recompute"][1])) == {"auto", "none", "selective", "full", *OPERATIONS}
     for field, choices in _CHOICES.items():
         if field == "recompute":
@@ -271,22 +321,15 @@ def test_names_of_expressions_and_sections_and_shipped_files_are_complete() -> N
     from sweep.grids.grid import _SECTIONS, CHECKED_FIELDS, SHAPE_NAMES, grid_from_dict
     from workloads.spec.errors import InvalidSweep
 
-    named = set(re.findall(r"`([\w.]+)`", GRIDS))
+    named = set(re.findall(r"`([\w.]+)`", section("grids.md", "")))
     with pytest.raises(InvalidSweep) as refused:
         grid_from_dict("any", {"axes": {"model": "tiny"}, "where": {"any": "no_function(1)"}})
     functions = refused.value.messages[0].partition("if-else, ")[2].split(", ")
     assert len(functions) >= 3
     assert {*SHAPE_NAMES, *CHECKED_FIELDS, *functions, "devices_per_node"} <= named
-    assert set(table(section("Grid files"))) >= set(_SECTIONS)
-    assert {*ConfFolders().names("device"), *ConfFolders().names("cluster")} <= named
-    assert list(table(section("Reading the plan"))) == list(VERDICTS)
-
-
-def test_the_first_page_lists_every_shipped_grid() -> None:
-    readme = (ROOT / "README.md").read_text()
-    listed = re.search(r"<!-- grids: begin -->(.*?)<!-- grids: end -->", readme, re.DOTALL)
-    assert listed is not None
-    assert re.findall(r"`(\w+)`", listed[1]) == sorted(ConfFolders().names("grid"))
+    assert set(table(section("grids.md", "Sections of a grid file"))) >= set(_SECTIONS)
+    assert {*ConfFolders().names("device")} <= set(re.findall(r"`(\w+)`", section("clusters.md", "")))
+    assert list(table(section("plans.md", "Verdicts"))) == list(VERDICTS)
 
 
 ON_SLURM = [words for words in commands((ROOT / "README.md").read_text(), "sweep") if "launcher=slurm" in words]

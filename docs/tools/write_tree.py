@@ -1,4 +1,4 @@
-"""Writes what documents list from the code: docs/tree.md, the rooms in docs/architecture.md, the grids in README.md.
+"""Writes what documents list from the code: docs/tree.md, and the folders in docs/architecture.md.
 
 ``python -m docs.tools.write_tree`` reports what is stale (exit status 1); with ``--write`` it writes them anew. A
 file's line is the first sentence of its module docstring (Python) or of its first comment (JavaScript); a room's duty
@@ -11,7 +11,6 @@ import argparse
 import ast
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 from tests.test_arrows import ORDER, PACKAGES, imports, room_of
@@ -19,8 +18,7 @@ from tests.test_arrows import ORDER, PACKAGES, imports, room_of
 ROOT = Path(__file__).parents[2]
 TREE = ROOT / "docs" / "tree.md"
 ROOMS = ROOT / "docs" / "architecture.md"
-README = ROOT / "README.md"
-PAGES = (TREE, ROOMS, README)
+PAGES = (TREE, ROOMS)
 FOLDERS = (*reversed(PACKAGES), "docs/tools")
 DATA = {
     "sweep/conf/grid": "Grids: what to sweep, one file each.",
@@ -82,7 +80,7 @@ def first_sentence(path: Path) -> str:
 
 def rooms_lines() -> list[str]:
     """The table of rooms: each package from its lowest room to its highest, its duty, and the rooms that it imports."""
-    lines = ["| room | duty | imports, of its package |", "|---|---|---|"]
+    lines = ["| folder | duty | imports from the same package |", "|---|---|---|"]
     for package in PACKAGES:
         for room in ORDER[package]:
             path = ROOT / package / room.replace(".", "/")
@@ -103,19 +101,11 @@ def _room_in(package: str, module: str) -> str | None:
 def renewed(path: Path) -> str:
     """The page with its generated part as the code has it now."""
     page = path.read_text()
-    if path == README:
-        return _replaced(page, "grids", grid_lines())
     return (
         _replaced(page, "tree", ["", *tree_lines(), ""])
         if path == TREE
         else _replaced(page, "rooms", ["", *rooms_lines(), ""])
     )
-
-
-def grid_lines() -> list[str]:
-    """Names of the shipped grids, as a sentence."""
-    names = sorted(path.stem for path in (ROOT / "sweep" / "conf" / "grid").glob("*.yaml"))
-    return textwrap.wrap(", ".join(f"`{name}`" for name in names) + ".", 120, break_on_hyphens=False)
 
 
 def _replaced(page: str, name: str, lines: list[str]) -> str:

@@ -50,7 +50,7 @@ def memory(layout: Mapping[str, Any] | pd.Series[Any], *, cluster: str | None = 
     """Predicts the peak memory of one layout of this project's engine in closed form.
 
     ``layout``: a row of `Plan.points`, `Advice.layouts` or `Results.attempts`, also with other values, as in ``{**row,
-    "micro_batch_size": 1}``; or the fields of a point by name (docs/grids.md), such as ``{"model": "llama8b",
+    "micro_batch_size": 1}``; or the fields of a point by name (docs/fields.md), such as ``{"model": "llama8b",
     "dp_shard": 8, "zero_stage": 3, "global_batch_size": 8}``. Fields that are not given are those of the grid
     one_point. ``cluster``: whose devices it should fit; None: that is not asked. ``conf``: folders with your own model/
     and cluster/ files. Raises `UltrasweepError` with one line for a field that does not exist and for a layout that

@@ -118,7 +118,7 @@ def test_greedy_balances_context_parallel_ranks(cp: int, sigma: float) -> None:
 
 
 def test_the_documented_imbalances() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "grids.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "fields" / "documents.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in text.split("| dp | cp |")[1].split("\n\n")[0].splitlines()[2:]]
     assert len(rows) == 6
     for dp, cp, in_order, greedy in rows:
