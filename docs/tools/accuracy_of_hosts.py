@@ -19,7 +19,6 @@ from sweep.predicting.codebases import read_clusters
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known
 from sweep.predicting.measured_tables import RECORDED
-from workloads.predict import layouts
 from workloads.predict.parameters import TIME
 from workloads.predict.probed import LAUNCH_S, pace_of
 from workloads.spec.experiment import ENGINE
@@ -103,10 +102,7 @@ def at_paces(points: pd.DataFrame, paces: Sequence[float] | np.ndarray) -> np.nd
 
     def at(pace: float) -> np.ndarray:
         terms = forecast.predictor.seconds(dataclasses.replace(usual, pace=usual.pace * pace))
-        whole = terms.pipeline + terms.seen + terms.after
-        least = (terms.issued + terms.seen + terms.after) / whole
-        seconds: np.ndarray = whole * layouts.with_hosts(factors, of_layers, least)
-        return seconds
+        return factors.with_hosts(of_layers, terms).step_s(terms)
 
     freeing = planned(points, {cluster: at_profile})["step_time_s"].to_numpy(dtype=float) - at(1.0)
     return np.stack([at(float(pace)) + freeing for pace in paces])

@@ -36,7 +36,7 @@ class FactorBounds:
     of_alike: Ints
     """Index in ``alike`` by row."""
     near_s: Floats
-    """Step time of the plain neighbour by row."""
+    """`Structures.plain_s` of the rows, shape (3, rows)."""
     points: Points
     """Of ``alike``."""
     odd_layers: bool
@@ -57,7 +57,7 @@ class FactorBounds:
             zero=zero,
             alike=structures.model_parallel(shared),
             of_alike=of_alike,
-            near_s=structures.plain_s(near)[of_near],
+            near_s=structures.plain_s(near)[:, of_near],
             points=without_outer_tiers(times.forecast.points(shared, np.ones(len(shared)))),
             odd_layers=has_odd_layers(shared[0]),
         )
@@ -69,9 +69,9 @@ class FactorBounds:
         """The bounds of some of the rows with so many replicas of shards."""
         at = np.searchsorted(self.rows, rows)
         of_alike, zero, structures = self.of_alike[at], self.zero[at], self.times.forecast.structures
-        factors = structures.least_s(self.alike, of_alike, zero, replicas) / self.near_s[at]
+        factors = structures.least(self.alike, of_alike, zero, replicas, self.near_s[:, at])
         points = self.points.take(of_alike)
-        scaled = factors if self.odd_layers else points.scaled
+        scaled = factors.work if self.odd_layers else points.scaled
         points = dataclasses.replace(points, zero=zero.astype(float), scaled=scaled)
         return _BELOW * self.times.of_bounds(factors, points)
 

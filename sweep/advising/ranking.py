@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from sweep.advising.axes import KINDS
 from sweep.advising.by_stage import MORE, by_stage
 from sweep.advising.factor_bounds import FactorBounds
-from sweep.advising.floor import Floor, floor_of, saved_of
+from sweep.advising.floor import V_SHARE, Floor, floor_of, in_flight_of, more_saved, saved_of
 from sweep.advising.ranked import Family, Peak, Ranked, RankedLayout, family_of
 from sweep.advising.simpler import simplest
 from sweep.advising.space import Ints, LayoutGroup, LayoutSpace, is_v_shaped, shards_are_whole
@@ -55,7 +55,7 @@ Qwen3-30B-A3B, so that few layouts are faster than their estimate. With interlea
 _OF_WIDTH = 0.9
 """Factor on widths in estimates: recomputation and schedule change a layout's interval a little."""
 BATCH = 192
-"""Number of layouts timed in one batch, and of structure factors computed in one."""
+"""Number of layouts timed in one batch, at least, and of structure factors computed in one."""
 PLAIN = 96
 """Number of plain layouts timed first for each of the best that are asked for."""
 
@@ -110,6 +110,8 @@ class Ranking:
     """Rows of the space that may fit in memory."""
     floors: dict[int, Floor] = field(init=False)
     """Memory bounds of these rows, by replicas."""
+    more: dict[LayoutGroup, Floats] = field(init=False)
+    """What layers that are not recomputed add to these bounds, by group."""
     whole: dict[int, Flags] = field(init=False)
     """Which of these rows may have so many replicas of ZeRO's shards."""
     bounds: Bounds = field(init=False)
@@ -141,6 +143,11 @@ class Ranking:
             replicas: Floor(*(least * one[self.rows] for one in floor_of(space, replicas, saved)))
             for replicas in dict.fromkeys(group.replicas for group in space.groups)
         }
+        self.more = {}
+        for group in space.groups:
+            if group.every > 1 and (alike := group._replace(replicas=1, cp_kind="ring")) not in self.more:
+                share = least * (V_SHARE if is_v_shaped(group.schedule) else 1.0)
+                self.more[alike] = (share * in_flight_of(space) * more_saved(space, saved, group))[self.rows]
 
     def _other_kinds(self, *, context: bool) -> Bounds:
         of_cp = self.space.cp[self.rows] > 1
@@ -178,7 +185,7 @@ class Ranking:
         """Time the layouts of groups in the order of their bounds. Returns the bound at which it gave up, or None."""
         waiting: list[Experiment] = []
         for bound, one in self._ordered(size, groups, search):
-            if len(waiting) >= BATCH or bound >= search.worst_s:
+            if len(waiting) >= max(BATCH, search.timed // 2) or bound >= search.worst_s:
                 self._look(waiting, search)
                 waiting = []
                 if bound >= search.worst_s:
@@ -313,19 +320,19 @@ class Ranking:
 
     def _there(self, mine: Ints, rows: Ints, group: LayoutGroup) -> Flags:
         """Rows with a layout in the group that may fit."""
-        pp, zero, cp, floor = (
-            self.space.pp[rows],
-            self.space.zero[rows],
-            self.space.cp[rows],
-            self.floors[group.replicas],
-        )
-        needs = (floor.v_shaped if is_v_shaped(group.schedule) else floor.piped)[mine, KINDS.index(group.recompute)]
+        pp, zero, cp = self.space.pp[rows], self.space.zero[rows], self.space.cp[rows]
         there: Flags = (pp > 1) == (group.schedule != "none")
         there &= pp * group.virtual_stages <= self.space.question.model.num_layers
         there &= np.where(zero > 0, self.whole[group.replicas][mine], group.replicas == 1)
         there &= (cp > 1) | (group.cp_kind == "ring")
-        fits: Flags = needs <= self.limit_bytes
+        fits: Flags = self.needs(mine, group) <= self.limit_bytes
         return there & fits
+
+    def needs(self, mine: Ints, group: LayoutGroup) -> Floats:
+        """Bound on the bytes that each row's layout in the group needs."""
+        floor = self.floors[group.replicas]
+        needs = (floor.v_shaped if is_v_shaped(group.schedule) else floor.piped)[mine, KINDS.index(group.recompute)]
+        return needs + self.more[group._replace(replicas=1, cp_kind="ring")][mine] if group.every > 1 else needs
 
     def _look(self, experiments: list[Experiment], search: _Search) -> None:
         """Time layouts, and keep the fastest of each family that fits."""

@@ -17,6 +17,7 @@ from sweep.predicting.codebases import key_of_engine
 from sweep.predicting.forecast import Forecast
 from sweep.predicting.known import Known, known_of
 from workloads.predict import layouts
+from workloads.predict.factors import Factors
 from workloads.predict.points import CAPTURED, Floats, Points, fp8_kind
 from workloads.spec.experiment import ENGINE, ENGINE_VERSION, Experiment
 
@@ -76,26 +77,13 @@ class Times:
         return bounds_of_rows
 
     def shares(self, experiment: Experiment) -> Shares:
-        """Shares of a layout's step, on the assumption that its structure scales every part by the same factor; what
-        another optimizer takes beyond AdamW's time is the optimizer's."""
-        points = self.forecast.points([experiment])
-        parts = self.forecast.predictor.seconds(points)
-        whole = float(parts.pipeline[0] + parts.seen[0] + parts.after[0])
-        more = self._more_of_update(experiment)
-        whole /= 1 - more
-        return Shares(
-            work=float(parts.busy[0]) / whole,
-            fill=float(parts.pipeline[0] - parts.busy[0]) / whole,
-            traffic=float(parts.seen[0]) / whole,
-            after=float(parts.after[0]) / whole + more,
-        )
-
-    def _more_of_update(self, experiment: Experiment) -> float:
-        """Share of a step by which its optimizer takes longer than AdamW."""
-        if experiment.optimizer == "adamw":
-            return 0.0
-        own, usual = self.forecast.structures.factors([experiment, experiment.replace(optimizer="adamw")])
-        return max(0.0, 1 - float(usual / own))
+        """Shares of a layout's step, on the assumption that its structure scales the work of all its micro-batches by
+        the same factor."""
+        parts = self.forecast.predictor.seconds(self.forecast.points([experiment]))
+        factors = self.forecast.structures.factors([experiment])
+        busy, pipeline = (float(factors.work[0] * one[0]) for one in (parts.busy, parts.pipeline))
+        others = float(factors.traffic_s(parts)[0]), float(factors.after_s(parts)[0])
+        return Shares(*(one / (pipeline + sum(others)) for one in (busy, pipeline - busy, *others)))
 
     def factors(self, experiments: Sequence[Experiment]) -> Floats:
         """Ratio of the step time with each layout's structure to the time of the bounds, for experiments of one
@@ -112,14 +100,11 @@ class Times:
         predicted = self.forecast.predictor.predict(points)
         return float(np.log(predicted.high_s / predicted.step_time_s).min(initial=np.inf))
 
-    def of_bounds(self, factors: Floats, points: Points) -> Floats:
+    def of_bounds(self, factors: Factors, points: Points) -> Floats:
         """Structure factors relative to the bounds, whose hosts are those of dense layers. ``points``: with the host's
         part of the layers."""
         with_structure, plain = map(self.forecast.predictor.seconds, (points, layouts.without_layers(points)))
-        of_form = (with_structure.pipeline + with_structure.seen + with_structure.after) / (
-            plain.pipeline + plain.seen + plain.after
-        )
-        ratios: Floats = factors * of_form
+        ratios: Floats = factors.step_s(with_structure) / (plain.pipeline + plain.seen + plain.after)
         return ratios
 
     def _peak(self, space: LayoutSpace) -> float:

@@ -167,9 +167,10 @@ class Forecast:
         factors = structures.factors(experiments)
         of_layers = structures.of_layers(experiments, factors)
         points = _points(experiments, structures.cluster, self.rates, of_layers)
-        prediction, (busy, after, least) = self.predictor.predict(points), self.predictor.parts(points)
-        middle, low, high = _scaled(prediction, layouts.with_hosts(factors, of_layers, least), of_layers)
-        columns = np.stack((middle, low, high, middle * busy, middle * after), axis=1).tolist()
+        prediction, parts = self.predictor.predict(points), self.predictor.seconds(points)
+        factors = factors.with_hosts(of_layers, parts)
+        middle, low, high = _scaled(prediction, factors.of_step(parts), factors.without_schedule(of_layers, parts))
+        columns = np.stack((middle, low, high, factors.work * parts.busy, factors.after_s(parts)), axis=1).tolist()
         return [StepTime(*row) if math.isfinite(row[0]) else None for row in columns]
 
     def _device_s(self, experiments: Sequence[Experiment], structures: layouts.Structures) -> np.ndarray:
@@ -177,8 +178,7 @@ class Forecast:
         factors = structures.factors(experiments)
         points = _points(experiments, structures.cluster, self.rates, structures.of_layers(experiments, factors))
         parts = self.predictor.seconds(points, NO_HOST)
-        seconds: np.ndarray = factors * (parts.pipeline + parts.seen + parts.after)
-        return seconds
+        return factors.step_s(parts)
 
     def near_full(self, time: StepTime, tensor_bytes: int | None, start: float = near_full.FROM) -> StepTime:
         """Adds the time in which the allocator frees cached memory on a nearly full device.
@@ -317,27 +317,30 @@ def _measured(
     for engine, runs in rows.items():
         structures = layouts.Structures(cluster)
         factors = structures.factors([one.experiment for one in runs])
-        kept = [one for one, factor in zip(runs, factors, strict=True) if factor > 0]
+        known_rows = factors.work > 0
+        kept = [one for one, is_known in zip(runs, known_rows, strict=True) if is_known]
         if not kept:
             continue
-        factors = factors[factors > 0]
+        factors = factors.take(known_rows)
         launch = np.array([_launch(one) for one in kept])
         experiments = [one.experiment for one in kept]
         of_layers = structures.of_layers(experiments, factors)
         points = _points(experiments, cluster, of_devices, of_layers, launch)
-        factors = layouts.with_hosts(factors, of_layers, unfitted.parts(points)[2])
+        terms = unfitted.seconds(points)
+        factors = factors.with_hosts(of_layers, terms)
+        ratios, of_layers = factors.of_step(terms), factors.without_schedule(of_layers, terms)
         if engine == ENGINE and cluster.backend == "cuda":
             silent = np.array([one.launch is None for one in kept])
             teach = np.flatnonzero(~(silent & (unfitted.host_share(points) > 0.5)))
             left_out += len(kept) - len(teach)
             if not len(teach):
                 continue
-            points, factors, of_layers = points.take(teach), factors[teach], of_layers[teach]
+            points, ratios, of_layers = points.take(teach), ratios[teach], of_layers[teach]
             kept = [kept[at] for at in teach]
-        points = dataclasses.replace(points, doubt=layouts.spread_of(factors, of_layers))
+        points = dataclasses.replace(points, doubt=layouts.spread_of(ratios, of_layers))
         counts[engine] = len(kept)
         unknown = np.full(len(kept), np.nan)
-        training_rows.append(Measured(points, np.array([one.step_time_s for one in kept]) / factors, unknown, unknown))
+        training_rows.append(Measured(points, np.array([one.step_time_s for one in kept]) / ratios, unknown, unknown))
     return training_rows, counts, left_out
 
 

@@ -2,16 +2,10 @@
 
 A table row (`workloads.predict.points`) has degrees, a ZeRO stage and a kind of recomputation. An experiment may have
 more: another schedule, recomputation of every n-th layer, experts, latent attention, replicas of shards, 32 bits. Its
-time is
-
-    T(e) = form(plain(e)) * structure(e) / structure(plain(e))
-
-where ``plain(e)`` is the nearest experiment that a row describes completely, and ``structure`` the sum of a step's
-parts at calibrated rates (`workloads.costs.time.timeline`). A plain experiment needs only the form. Tiers of a network
-beyond its first are in ``structure(e)`` alone, unless e is plain, so that a faster tier never makes a step longer.
-
-A row also states the chunks of interleaved 1F1B, by which the form divides the fill of 1F1B. ``structure(plain(e))``
-does the same, so that a factor has what executing the chunks takes more or less.
+time follows from the form's prediction of ``plain(e)``, the nearest experiment that a row describes, and from both
+steps as sums of their parts at calibrated rates (`workloads.predict.factors`). A plain experiment needs only the form.
+Tiers of a network beyond its first are in the sum of e alone, unless e is plain, so that a faster tier never makes a
+step longer.
 """
 
 from __future__ import annotations
@@ -31,6 +25,7 @@ from workloads.costs.time.model_parallel import ModelParallel
 from workloads.costs.time.rank_times import Ints
 from workloads.costs.time.step_times import StepTimes
 from workloads.predict.experts.overheads import host_waits_of_experts, host_work_of_experts
+from workloads.predict.factors import Factors
 from workloads.predict.hardware import CALIBRATED_AT
 from workloads.predict.network_terms import network_rows, without_outer_tiers
 from workloads.predict.points import CAPTURED, RATE_NAMES, RECOMPUTE, UNLIKE, Floats, Points, Texts, fp8_kind
@@ -59,6 +54,8 @@ _MOST_KEPT = 100_000
 """Maximum number of plain neighbours whose times are cached."""
 _PLAIN_SCHEDULES = ("none", "1f1b")
 _CHUNKED = "interleaved_1f1b"
+"""The schedule that a row describes, too, but of which the form only divides the fill by chunks. What its execution
+takes beyond that is in the factor."""
 
 
 def is_predicted(experiment: Experiment, cluster: ClusterSpec) -> bool:
@@ -204,53 +201,56 @@ class Structures:
     _times: StepTimes = dataclasses.field(init=False)
     _near_times: StepTimes = dataclasses.field(init=False)
     """Of neighbours, on the first tier of the network alone."""
-    _plain: dict[Hashable, tuple[float, float]] = dataclasses.field(default_factory=dict)
-    """`StepTimes.filled_s` of plain neighbours, which many layouts share, by `_OF_PLAIN`."""
+    _plain: dict[Hashable, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    """`StepTimes.parted_s` of plain neighbours, which many layouts share, by `_OF_PLAIN`."""
 
     def __post_init__(self) -> None:
         self._times = self._near_times = StepTimes(self.cluster)
         if (nearest := self.cluster.with_nearest_network()) is not self.cluster:
             self._near_times = StepTimes(nearest)
 
-    def factors(self, experiments: Sequence[Experiment]) -> Floats:
-        """Step time divided by that of the `plain` neighbour, by experiment; 1 if it `is_plain`, NaN if unknown."""
-        factors = np.ones(len(experiments))
+    def factors(self, experiments: Sequence[Experiment]) -> Factors:
+        """Differences from the `plain` neighbour, by experiment; none if it `is_plain`, NaN if unknown."""
+        factors = Factors.nothing(len(experiments))
         odd = [at for at, one in enumerate(experiments) if not is_plain(one)]
         if not odd:
             return factors
         odd_experiments = [experiments[at] for at in odd]
-        factors[odd] = self._times.seconds(odd_experiments) / self.plain_s(odd_experiments)
+        own, near = self._times.parted_s(odd_experiments), self.plain_s(odd_experiments)
+        factors.put(odd, Factors.between(own, near))
         return factors
 
     def plain_s(self, experiments: Sequence[Experiment]) -> Floats:
-        """Step time of the `plain` neighbours: with 1F1B, its fill divided by the experiment's chunks."""
+        """The first three parts of the `plain` neighbours' steps (`StepTimes.parted_s`), with their fill divided as the
+        form divides it."""
         keys = [_OF_PLAIN(one) for one in experiments]
         if len(self._plain) > _MOST_KEPT:
             self._plain.clear()
         new = {key: one for key, one in zip(keys, experiments, strict=True) if key not in self._plain}
-        filled = self._near_times.filled_s([self._near(one) for one in new.values()])
-        self._plain |= zip(new, filled.T.tolist(), strict=True)
-        seconds, fill = np.array([self._plain[key] for key in keys]).reshape(-1, 2).T
-        shapes = np.array([(_chunks(one), one.num_microbatches, one.pp) for one in experiments]).reshape(-1, 3)
-        divided: Floats = seconds - (1 - fill_share(*shapes.T)) * fill
-        return divided
+        parted = self._near_times.parted_s([self._near(one) for one in new.values()])
+        self._plain |= zip(new, parted.T.tolist(), strict=True)
+        work, *others, fill = np.array([self._plain[key] for key in keys]).reshape(-1, 4).T
+        chunks = np.array([_chunks(one) for one in experiments])
+        m, stages = (np.array([getattr(one, name) for one in experiments]) for name in ("num_microbatches", "pp"))
+        return np.stack([work - (1 - fill_share(chunks, m, stages)) * fill, *others])
 
     def model_parallel(self, experiments: Sequence[Experiment]) -> ModelParallel:
         """What the experiments share with others, for `least_s`."""
         return self._near_times.model_parallel(experiments, least=True)
 
-    def least_s(self, alike: ModelParallel, of: Ints, zero_stages: Ints, replicas: int) -> Floats:
-        """Lower bounds of the numerator of `factors`, see `StepTimes.least_s`."""
-        least: Floats = self._near_times.least_s(alike, of, zero_stages, replicas)
-        return least
+    def least(self, alike: ModelParallel, of: Ints, zero_stages: Ints, replicas: int, near_s: Floats) -> Factors:
+        """Lower bounds of `factors`, see `StepTimes.least_s`. ``near_s``: `plain_s` of the neighbours."""
+        return Factors.between(self._near_times.least_s(alike, of, zero_stages, replicas), near_s)
 
-    def of_layers(self, experiments: Sequence[Experiment], factors: Floats) -> Floats:
-        """Part of `factors` that is due to the layers, without the effect of another schedule."""
-        of_layers = np.array([one if has_odd_layers(e) else 1.0 for e, one in zip(experiments, factors, strict=True)])
+    def of_layers(self, experiments: Sequence[Experiment], factors: Factors) -> Floats:
+        """Part of the work's factors that is due to the layers, without the effect of another schedule."""
+        of_layers = np.array(
+            [one if has_odd_layers(e) else 1.0 for e, one in zip(experiments, factors.work, strict=True)]
+        )
         both = [at for at, e in enumerate(experiments) if has_odd_layers(e) and _has_odd_schedule(e)]
         if both:
             plainly = [_with_plain_schedule(experiments[at]) for at in both]
-            of_layers[both] = self.factors(plainly)
+            of_layers[both] = self.factors(plainly).work
         return of_layers
 
     def _near(self, e: Experiment) -> Experiment:
@@ -323,14 +323,6 @@ def _version(e: Experiment, captured: bool) -> str:
     which do not wait for a host."""
     compiled = " compiled" if e.engine != CODEBASE and e.compile != "none" else ""
     return f"engine {e.engine_version}" + compiled + (CAPTURED if captured else "")
-
-
-def with_hosts(factors: Floats, of_layers: Floats, least: Floats) -> Floats:
-    """Clips each factor so that the predicted step is not below the host-bound time: a better schedule removes device
-    idle time, not launch time. ``of_layers``: `Structures.of_layers`; ``least``: from
-    `workloads.predict.predictor.Predictor.parts`."""
-    clipped: Floats = np.maximum(factors, of_layers * least)
-    return clipped
 
 
 def spread_of(factors: Floats, of_layers: Floats) -> Floats:

@@ -134,19 +134,6 @@ class Predictor:
         wide = NORMAL_90 * spread
         return Prediction(time, time * np.exp(-wide), time * np.exp(wide), allocated, held, fits > 0, load)
 
-    def parts(self, points: Points) -> tuple[Floats, Floats, Floats]:
-        """(busy, after, least) as shares of the predicted step time: the busiest stage's work, the work after its last
-        backward, and the minimum that hosts need for a step."""
-        busy, after, least = (np.full(len(points), np.nan) for _ in range(3))
-        for name in sorted(set(points.codebase.tolist())):
-            rows = points.codebase == name
-            part = points.take(rows)
-            step = step_parts(part, facts_of(part, self.profiles), self._time_values(name))
-            whole = step.pipeline + step.seen + step.after
-            busy[rows], after[rows] = step.busy / whole, step.after / whole
-            least[rows] = (step.issued + step.seen + step.after) / whole
-        return busy, after, least
-
     def seconds(self, points: Points, changed: Mapping[str, float] | None = None) -> TimeTerms:
         """Seconds of a step by component, without an interval; this takes a third of the time of `predict`.
 

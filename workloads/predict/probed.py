@@ -52,12 +52,15 @@ def probed(rows: Sequence[Row], cluster: ClusterSpec) -> dict[str, float]:
 
 
 def probed_host(rows: Sequence[Row], host: HostSpec) -> HostSpec:
-    """``host`` with the rates of a probe: its link in both directions at once and in one alone, on the slowest device.
-    Rows of CPU processes are ignored."""
+    """``host`` with the rates of a probe: its link in both directions at once and in one alone, on the slowest device,
+    all devices at once. Rows of CPU processes are ignored."""
     rows = [row for row in rows if row["backend"] == "cuda" and row["value"] > 0]
     both, alone = ([row["value"] for row in _of(rows, "copy", name=name)] for name in ("both_ways", "to_host"))
+    if not both:
+        return host
     one_way = min(alone) if alone else host.link_one_way_bandwidth
-    return replace(host, link_bandwidth=min(both), link_one_way_bandwidth=one_way) if both else host
+    shared = host.link_shared_bandwidth if len(both) == 1 else None  # several devices were timed at once
+    return replace(host, link_bandwidth=min(both), link_shared_bandwidth=shared, link_one_way_bandwidth=one_way)
 
 
 def _went_wrong(name: str, factor: float) -> bool:

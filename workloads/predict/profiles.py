@@ -46,6 +46,9 @@ class Profile:
     """Whether products add weight gradients to their sums; ``accumulate`` of ``time`` is then for that."""
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 44.0
+    once_bytes: float = 0.0
+    """Of these, what each stage of a pipeline moves before its first forward and in its last backward: stages do so one
+    after another, not side by side as their optimizers."""
     sharding: int = 0
     """ZeRO stage if a table does not state it."""
     host_launch_s: float | None = None

@@ -23,7 +23,8 @@ pp          the slowest stage paces the steady state: sum of all stages + (m - 1
             micro-batches by less, in proportion to (m - 1) / (p - 1); stages at the ends have fewer messages
 dp          gradients are reduced during the last backward; the excess over it, and a share of the rest, is exposed;
             shards of two devices have the rate of such pairs
-optimizer   its bytes over memory bandwidth, and a fixed time a step
+optimizer   its bytes over memory bandwidth, and a fixed time a step; of the other stages' bytes those of copies before
+            the first forward and in the last backward, which come one after another
 
 Ranks are ordered tensor-parallel first, then context, data and pipeline. The group of an axis therefore has as many
 members on a node as its stride allows; simultaneous groups share the node's links.
@@ -76,6 +77,8 @@ class Facts:
     """Time of gradient accumulation over that of the code base's usual way."""
     optimizer_bytes: Floats
     """Bytes that the optimizer reads and writes per parameter."""
+    once_bytes: Floats
+    """Of these, what stages move one after another (`Profile`)."""
     sequence_parallel: Floats
     unfused: Floats
     """1: attention writes its scores to memory."""
@@ -128,6 +131,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         gradient_bytes=array([one.gradient_bytes for one in of_rows]),
         added=ADDED_IN_PRODUCTS ** np.nan_to_num(points.adds - array([one.adds for one in of_rows])),
         optimizer_bytes=array([one.optimizer_bytes for one in of_rows]),
+        once_bytes=array([one.once_bytes for one in of_rows]),
         sequence_parallel=np.where(
             np.isfinite(points.split), points.split, array([one.sequence_parallel for one in of_rows])
         ),
@@ -237,7 +241,8 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     largest = sizes.max(axis=1)
     seen = _data_parallel(x, facts, p, largest, slowest)
     shards = np.where(x.zero >= 1, x.dp * x.cp, 1.0)
-    optimizer = p["optimizer"] * facts.optimizer_bytes * largest / shards / x.memory_bandwidth
+    others = facts.once_bytes * ((sizes * stages.number).sum(axis=1) - largest)
+    optimizer = p["optimizer"] * (facts.optimizer_bytes * largest + others) / shards / x.memory_bandwidth
     return TimeTerms(pipeline, seen, optimizer + launched * p["step_fixed"] / x.scaled, busy, issued)
 
 

@@ -46,6 +46,7 @@ _OF_DEVICE: Mapping[str, Unit] = {
 }
 _OF_HOST: Mapping[str, Unit] = {
     "link_bandwidth": "B/s",
+    "link_shared_bandwidth": "B/s",
     "link_one_way_bandwidth": "B/s",
     "memory_bytes": "B",
     "memory_bandwidth": "B/s",
@@ -91,15 +92,25 @@ class HostSpec:
 
     link_bandwidth: float | None = None
     """Bytes per second that one device and the memory of its host exchange in each direction, both at once, through
-    pinned memory and with all devices of the node at work."""
+    pinned memory."""
+    link_shared_bandwidth: float | None = None
+    """The same while other devices of the node do so, too; None: ``link_bandwidth``."""
     link_one_way_bandwidth: float | None = None
-    """The same while copies go in one direction alone; None: ``link_bandwidth``."""
+    """Bytes per second of copies in one direction alone; None: ``link_bandwidth``."""
     memory_bytes: int | None = None
     """Memory of one node; None: not known, so it is not checked."""
     memory_bandwidth: float | None = None
     """Bytes per second of the memory of one node, which all its devices share."""
     source: str = ""
     """Source of the numbers."""
+
+    def both_ways_bandwidth(self, devices: int) -> float | None:
+        """Bytes per second of each of so many devices of a node in each direction, both at once and all devices at
+        once; no more than a device's part of the memory's, which every byte crosses once. None if it is not known."""
+        link = self.link_bandwidth if self.link_shared_bandwidth is None or devices == 1 else self.link_shared_bandwidth
+        if link is None or self.memory_bandwidth is None:
+            return link
+        return min(link, self.memory_bandwidth / (2 * devices))
 
     @property
     def one_way_bandwidth(self) -> float | None:
@@ -359,6 +370,7 @@ def _check_values(place: str, fields: Mapping[str, Any], mistakes: Mistakes) -> 
         "device.power_w": partial(amount, unit="W", span=_POWER, optional=True),
         "device.workspace_bytes": lambda where, value: whole_number(where, quantity(where, value, "B"), 0),
         "host.link_bandwidth": partial(amount, unit="B/s", span=BANDWIDTH, optional=True),
+        "host.link_shared_bandwidth": partial(amount, unit="B/s", span=BANDWIDTH, optional=True),
         "host.link_one_way_bandwidth": partial(amount, unit="B/s", span=BANDWIDTH, optional=True),
         "host.memory_bytes": partial(amount, unit="B", span=_MEMORY, optional=True),
         "host.memory_bandwidth": partial(amount, unit="B/s", span=_MEMORY_BANDWIDTH, optional=True),

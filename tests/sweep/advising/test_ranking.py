@@ -118,3 +118,19 @@ def test_a_wide_interval_counts_against_a_layout() -> None:
 
 WIDTHS = ((1.0, 0.6), (1.1, 0.1))
 """Step seconds and half-widths of 90 % intervals."""
+
+
+@pytest.mark.parametrize("model", ["deepseek_v2_lite_10_layers", "nemotron_3_nano_14_layers"])
+def test_no_peak_is_below_the_bound_of_memory(model: str) -> None:
+    """Models whose layers differ, of which a rank may hold the smallest ones."""
+    ranking = ranking_of(f"model={model}", "cluster=h200", "gpus=8", "global_batch_size=32", "recompute_every=[1,2,4]")
+    space, mine = ranking.space, np.arange(len(ranking.rows))
+    shares: list[float] = []
+    for group in space.groups[::3]:
+        needs = ranking.needs(mine, group)
+        for at in mine[:: max(1, len(mine) // 60)].tolist():
+            one = space.layout(int(ranking.rows[at]), group)
+            if one and not violations(one, space.question.cluster) and (peak := ranking.peak(one)) is not None:
+                shares.append(needs[at] / peak.peak_bytes)
+    assert len(shares) > 200 and max(shares) <= 1
+    assert np.median(shares) > 0.3

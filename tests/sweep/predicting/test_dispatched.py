@@ -62,7 +62,7 @@ def test_one_kernel_and_a_hidden_exchange_pay_in_the_format_of_the_recipes_alone
     frame = pd.DataFrame([ROW, ROW | {"precision": "fp8"}, ROW | {"precision": "mxfp8"}])
     profiles = read_profiles()
     table = read_points(frame.astype(object), read_clusters(), profiles, profiles[GENERAL])
-    of_16, of_fp8, of_mxfp8 = routed_rows(table, profiles).factors
+    of_16, of_fp8, of_mxfp8 = routed_rows(table, profiles).factors.work
     assert 1.2 < of_16 < of_fp8, "casts of every copy, beside shorter products"
     assert of_mxfp8 < 1.12 and table.points.captured.tolist() == [0, 0, 1]
 

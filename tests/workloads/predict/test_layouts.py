@@ -47,8 +47,7 @@ def of(**fields: Any) -> Experiment:
 
 def step(*experiments: Experiment) -> list[float]:
     factors = layouts.Structures(H200).factors(experiments)
-    found = PREDICTOR.predict(layouts.points_of(experiments, H200)).step_time_s
-    return (found * factors).tolist()
+    return factors.step_s(PREDICTOR.seconds(layouts.points_of(experiments, H200))).tolist()
 
 
 def test_an_experiment_and_the_same_row_of_a_table_are_one_prediction() -> None:
@@ -111,9 +110,9 @@ def test_what_no_table_says_is_a_factor(odd: Experiment) -> None:
     near = layouts.plain(odd)
     assert layouts.is_plain(near)
     assert (near.world_size, near.tokens_per_step) == (odd.world_size, odd.tokens_per_step)
-    factor = layouts.Structures(H200).factors([odd])[0]
+    factor = layouts.Structures(H200).factors([odd]).work[0]
     assert math.isfinite(factor) and 0.3 < factor < 10
-    assert layouts.Structures(H200).factors([near])[0] == pytest.approx(1.0)
+    assert [one.tolist() for one in layouts.Structures(H200).factors([near])] == [[1.0], [0.0], [0.0]]
 
 
 def test_schedules_and_recomputed_layers_are_ranked() -> None:
@@ -157,8 +156,8 @@ def test_precisions_of_32_bits_take_longer_by_their_rate() -> None:
     alone = dataclasses.replace(H200, device=dataclasses.replace(device, peak_flops={"fp32": 6e13}))
     slow = of(dp=8, precision="fp32")
     assert layouts.is_predicted(slow, wide) and layouts.is_predicted(slow, alone) and not layouts.is_plain(slow)
-    assert 5 < layouts.Structures(wide).factors([slow])[0] < 989 / 60
-    assert layouts.Structures(alone).factors([slow])[0] == pytest.approx(1.0)
+    assert 5 < layouts.Structures(wide).factors([slow]).work[0] < 989 / 60
+    assert layouts.Structures(alone).factors([slow]).work[0] == pytest.approx(1.0)
     assert layouts.points_of([slow], wide).peak[0] > 10 * layouts.points_of([slow], alone).peak[0]
 
 
@@ -219,7 +218,7 @@ def test_thousands_of_other_points_a_second() -> None:
     ]
 
     def factors() -> None:
-        assert np.isfinite(layouts.Structures(H200).factors(experiments)).all()
+        assert all(np.isfinite(one).all() for one in layouts.Structures(H200).factors(experiments))
 
     assert fixed_tasks(factors) < 3  # 1.0 on idle cores
 
@@ -282,10 +281,10 @@ def test_figures_of_processes_or_far_off_say_nothing() -> None:
 
 
 def test_parts_of_a_step_are_shares_of_it() -> None:
-    busy, after, least = PREDICTOR.parts(layouts.points_of([of(dp=8), of(dp=2, pp=4)], H200))
-    assert ((busy > 0) & (after > 0) & (busy + after < 1)).all()
-    assert busy[1] < busy[0]  # a bubble
-    assert np.isfinite(after).all() and ((least > 0) & (least <= 1)).all()
+    pipeline, seen, after, busy, issued = PREDICTOR.seconds(layouts.points_of([of(dp=8), of(dp=2, pp=4)], H200))
+    assert ((busy > 0) & (after > 0) & (seen > 0) & (busy <= pipeline)).all()
+    assert busy[1] / pipeline[1] < busy[0] / pipeline[0]  # a bubble
+    assert ((issued > 0) & (issued <= pipeline)).all()
 
 
 def of_host(**fields: Any) -> float:
@@ -295,8 +294,8 @@ def of_host(**fields: Any) -> float:
     factors = structures.factors([e])
     of_layers = structures.of_layers([e], factors)
     points = layouts.points_of([e], H200, None, of_layers)
-    factors = layouts.with_hosts(factors, of_layers, predictor.parts(points)[2])
-    return float((predictor.predict(points).step_time_s * factors)[0])
+    parts = predictor.seconds(points)
+    return float(factors.with_hosts(of_layers, parts).step_s(parts)[0])
 
 
 def test_the_host_recomputes_only_the_layers_that_are_recomputed() -> None:
@@ -427,5 +426,5 @@ def test_the_form_has_the_heads_and_the_stages_of_a_layout(seq_len: int) -> None
 def test_no_factor_is_left_on_mixtures_of_this_engine() -> None:
     """What experts cost is counted in the costs of a layout, so a structure factor is their ratio alone."""
     e = of(model=NARROW)
-    times = StepTimes(H200).seconds([e, layouts.plain(e)])
-    assert layouts.Structures(H200).factors([e])[0] == pytest.approx(float(times[0] / times[1]))
+    work = StepTimes(H200).parted_s([e, layouts.plain(e)])[0]
+    assert layouts.Structures(H200).factors([e]).work[0] == pytest.approx(float(work[0] / work[1]))

@@ -13,8 +13,8 @@ The slowest step paces all pieces, and the first and the last piece pass the oth
 own elements at the same time, so a step ends max(update of the rest, T) after the norm is known. That the first pieces
 come while the norm is summed is not subtracted, and nothing of T overlaps with the next forward, as in the engine.
 
-``link`` is what a device and its host exchange in each direction, both at once, and no more than a device's part of the
-bandwidth of the node's memory, which every byte in either direction crosses once.
+``link`` is what a device and its host exchange in each direction, both at once, while all devices of the node do so
+(`workloads.spec.cluster.HostSpec`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from workloads.costs.shape.partition import experiment_stages
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.updates.optimizer import optimizer_of
-
-DIRECTIONS = 2
 
 
 class HostUpdate(NamedTuple):
@@ -46,19 +44,12 @@ class HostUpdate(NamedTuple):
     """What a step takes longer than with the whole optimizer on the device."""
 
 
-def link_rate(cluster: ClusterSpec, world_size: int) -> float | None:
-    """Bytes per second that a device and its host exchange in each direction, both at once; None if it is not known."""
-    host, devices = cluster.host, min(cluster.devices_per_node, world_size)
-    if host.link_bandwidth is None or host.memory_bandwidth is None:
-        return host.link_bandwidth
-    return min(host.link_bandwidth, host.memory_bandwidth / (DIRECTIONS * devices))
-
-
 def host_update(experiment: Experiment, cluster: ClusterSpec) -> HostUpdate | None:
     """The update of an experiment with ``optimizer_offload`` above 0; None if a rate is not known."""
     e = as_held(experiment)
     spec = optimizer_of(e)
-    link, memory = link_rate(cluster, e.world_size), cluster.device.memory_bandwidth
+    devices = min(cluster.devices_per_node, e.world_size)
+    link, memory = cluster.host.both_ways_bandwidth(devices), cluster.device.memory_bandwidth
     if link is None or memory is None:
         return None
     own = max(own_elements(e, held) for held in experiment_stages(e))

@@ -165,12 +165,17 @@ class ChunkTimes(NamedTuple):
     compute_beside: Floats
     traffic_beside: Floats
     """``compute_beside``, ``traffic_beside``: `Contention` of compute and data-parallel traffic."""
+    copied_s: Floats
+    """Copying gathered weights, once a step (`gathered_copies_s`)."""
+    unscattered_s: Floats
+    """Copying gradients that are not scattered, once a step."""
 
     def work(self) -> ChunkWork:
         """Input of `workloads.costs.time.step_simulation`."""
         forward, backward = self.forward_s + self.forward_exposed_s, self.backward_s + self.backward_exposed_s
         inputs, sharding = backward - self.weight_s, (self.units, self.gather_s, self.scatter_s, self.replicas_s)
-        return ChunkWork(forward, backward, inputs, self.weight_s, *sharding, self.compute_beside, self.traffic_beside)
+        beside, once = (self.compute_beside, self.traffic_beside), (self.copied_s, self.unscattered_s)
+        return ChunkWork(forward, backward, inputs, self.weight_s, *sharding, *beside, *once)
 
 
 def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
@@ -195,8 +200,11 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
     scatter += np.where(routed, x.of_expert_shards.scattered_s(r * experts), 0.0)
     replicas = x.of_replicas.reduced_s(r * rest // x.shards, np.minimum)
     of_experts = x.of_expert_replicas.reduced_s(r * experts // x.expert_shards, np.minimum)
-    copied = copied_s(x, held) * (x.zero_stage == 3)
-    forward, backward = forward + copied, backward + copied
+    copied = gathered_copies_s(x, held)
+    every, once = copied * (x.zero_stage == 3), copied * (x.zero_stage < 3)
+    forward, backward = forward + every, backward + every
+    unscattered = np.where(x.shards == 1, rest * x.unscattered_bytes, 0)
+    unscattered += np.where(x.expert_shards == 1, experts * x.unscattered_expert_bytes, 0)
     return ChunkTimes(
         forward,
         backward,
@@ -208,26 +216,21 @@ def chunk_times(x: Setting, held: HeldLayers) -> ChunkTimes:
         scatter,
         replicas + np.where(routed, of_experts, 0.0),
         *x.beside,
+        once,
+        unscattered / x.memory,
     )
 
 
 def optimizer_s(x: Setting, held: HeldLayers) -> Floats:
-    """Seconds by rank for what memory does once a step: the update of the shard of master weights
-    (`workloads.spec.updates.optimizer`), below ZeRO 3 the copies of gathered weights, and those of gradients that are
-    not scattered."""
+    """Seconds by rank in which memory moves the update of the shard of master weights
+    (`workloads.spec.updates.optimizer`)."""
     params, experts = _held_params(x, held)
-    moved = _once_bytes(x, params - experts, x.shards, x.unscattered_bytes)
-    moved += _once_bytes(x, experts, x.expert_shards, x.unscattered_expert_bytes)
-    seconds: Floats = moved / x.memory + copied_s(x, held) * (x.zero_stage < 3)
+    moved = (params - experts) // x.shards * x.update_bytes + experts // x.expert_shards * x.update_bytes
+    seconds: Floats = moved / x.memory
     return seconds
 
 
-def _once_bytes(x: Setting, elements: Ints, shards: Ints, unscattered: Ints) -> Ints:
-    moved: Ints = elements // shards * x.update_bytes + np.where(shards == 1, elements * unscattered, 0)
-    return moved
-
-
-def copied_s(x: Setting, held: HeldLayers) -> Floats:
+def gathered_copies_s(x: Setting, held: HeldLayers) -> Floats:
     """Seconds in which memory copies weights while they are gathered once: a rank's shard is cast into the message, in
     a format below 16 bits after a pass for its scales, and the message is copied to where products read it. This is
     compute's own work, which follows the message (``foreach_all_gather_copy_out`` of FSDP2)."""

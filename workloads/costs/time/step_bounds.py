@@ -1,13 +1,13 @@
 """Step seconds in closed form, for many layouts at one time; an upper bound of `step_simulation`.
 
 Step time = pipeline time with steady-state action durations (`steady_times`) + the extra time of each chunk's first and
-last action (`once_s`). Every array has one entry per chunk or per layout.
+last action (`once_s`) + copies and updates (`updates_s`). Every array has one entry per chunk or per layout.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -68,7 +68,7 @@ def step_bounds_s(steps: LayoutSteps) -> Floats:
     shorter.
     """
     steady, once = steady_times(steps.chunks, steps.zero_stage), once_s(steps)
-    seconds = steps.tied_s + steps.optimizer_s
+    seconds = steps.tied_s + updates_s(steps)
     for layouts, pipeline in _alike(steps.schedules):
         places = np.stack([steps.schedules[at].places for at in layouts]) + steps.first[layouts, None]
         m = np.array([steps.schedules[at].num_microbatches for at in layouts])
@@ -76,37 +76,63 @@ def step_bounds_s(steps: LayoutSteps) -> Floats:
     return seconds
 
 
-def filled_steps_s(steps: LayoutSteps) -> Floats:
-    """`step_bounds_s`, and of it the pipeline's fill, in which the busiest rank does not work, for ranks with
-    one chunk each; shape (2, layouts)."""
-    seconds, steady, once = step_bounds_s(steps), steady_times(steps.chunks, steps.zero_stage), once_s(steps)
-    both = steady.forward_s + steady.wait_s + steady.backward_s
-    idle = seconds - steps.tied_s - steps.optimizer_s
-    for at, (shape, first) in enumerate(zip(steps.schedules, steps.first, strict=True)):
-        places = shape.places + first
-        idle[at] -= once[places].sum() + shape.num_microbatches * both[places].max()
-    return np.stack([seconds, np.maximum(0.0, idle)])
+def parted_steps_s(steps: LayoutSteps) -> Floats:
+    """Parts of `step_bounds_s`, shape (4, layouts): the work of micro-batches; exposed data-parallel traffic;
+    `updates_s`; and of the first the pipeline's fill, in which its busiest rank does not work."""
+    (exposed, busy), updates = _of_busiest_s(steps), updates_s(steps)
+    work = step_bounds_s(steps) - exposed - updates
+    return np.stack([work, exposed, updates, np.maximum(0.0, work - busy - steps.tied_s)])
+
+
+def updates_s(steps: LayoutSteps) -> Floats:
+    """Seconds of a step that do not depend on its micro-batches, by layout: copies of weights and gradients, of one
+    stage after another, and the optimizer."""
+    copies, seconds = steps.chunks.copied_s + steps.chunks.unscattered_s, steps.optimizer_s.copy()
+    for layouts, places, _ in _of_equal_shape(steps):
+        seconds[layouts] += copies[places].sum(axis=(1, 2))
+    return seconds
+
+
+def _of_busiest_s(steps: LayoutSteps) -> Floats:
+    """(exposed data-parallel traffic, work of the busiest rank) in seconds, shape (2, layouts). Traffic adds to a step
+    once in every chunk, and in every micro-batch of the busiest rank."""
+    steady, chunk, seconds = steady_times(steps.chunks, steps.zero_stage), steps.chunks, np.empty((2, len(steps.first)))
+    whole = np.where(steps.splits > 0, steady.input_s + steady.weight_s, steady.backward_s)
+    alone = chunk.forward_s + np.where(steps.splits > 0, chunk.input_s + chunk.weight_s, chunk.backward_s)
+    beside, once = steady.forward_s + steady.wait_s + whole, once_s(steps)
+    for layouts, places, m in _of_equal_shape(steps):
+        with_traffic, without = (of_chunk[places].sum(axis=2).max(axis=1) for of_chunk in (beside, alone))
+        seconds[0, layouts] = once[places].sum(axis=(1, 2)) + m * (with_traffic - without)
+        seconds[1, layouts] = m * without
+    return seconds
 
 
 def least_steps_s(steps: LayoutSteps) -> Floats:
-    """Lower bounds of `step_bounds_s`, by layout, of steps with 1F1B or without a pipeline.
+    """Lower bounds of the first three of `parted_steps_s`, of steps with 1F1B or without a pipeline; only the first is
+    not exact.
 
     A rank's forwards and backwards of all micro-batches follow each other, after the first micro-batch's forwards on
     the ranks before it, and before the last one's backwards there.
     """
     steady, once = steady_times(steps.chunks, steps.zero_stage), once_s(steps)
-    seconds = steps.tied_s + steps.optimizer_s
+    seconds = steps.tied_s.copy()
     both = steady.forward_s + steady.wait_s + steady.backward_s
-    counts = np.array([one.num_microbatches for one in steps.schedules])
-    of_ranks = np.array([one.num_ranks for one in steps.schedules])
-    for ranks in np.unique(of_ranks).tolist():
-        layouts = np.flatnonzero(of_ranks == ranks)
+    for layouts, places, m in _of_equal_shape(steps):
+        ranks = places.shape[1]
+        of_rank = both[places[:, :, 0]] + sum(_messages("1f1b", ranks, 1)) * steps.hop_s[layouts, None]
+        chains = np.cumsum(of_rank, axis=1) + (m[:, None] - 1) * of_rank
+        seconds[layouts] += once[places].sum(axis=(1, 2)) + chains.max(axis=1)
+    exposed = _of_busiest_s(steps)[0]
+    return np.stack([seconds - exposed, exposed, updates_s(steps)])
+
+
+def _of_equal_shape(steps: LayoutSteps) -> Iterator[tuple[Ints, Ints, Ints]]:
+    """(layouts, indices of their chunks by rank and chunk, micro-batches) of layouts with as many ranks and chunks."""
+    counts = np.array([(one.num_ranks, one.virtual_stages, one.num_microbatches) for one in steps.schedules])
+    for ranks, chunks in np.unique(counts[:, :2], axis=0).tolist():
+        layouts = np.flatnonzero((counts[:, 0] == ranks) & (counts[:, 1] == chunks))
         places = np.stack([steps.schedules[at].places for at in layouts]) + steps.first[layouts, None]
-        hops = sum(_messages("1f1b", ranks, 1)) * steps.hop_s[layouts, None]
-        of_rank = both[places] + hops
-        chains = np.cumsum(of_rank, axis=1) + (counts[layouts, None] - 1) * of_rank
-        seconds[layouts] += once[places].sum(axis=1) + chains.max(axis=1)
-    return seconds
+        yield layouts, places.reshape(len(layouts), ranks, chunks), counts[layouts, 2]
 
 
 def _alike(schedules: Sequence[PipelineShape]) -> list[tuple[list[int], PipelineShape]]:

@@ -10,15 +10,16 @@ messages   A receive is posted when an action needs it. The message starts when 
 gathers    A chunk of n units gathers the weights of one unit at a time, one unit ahead. ZeRO 3: in every forward, B and
            I; lower stages: in the first forward of a chunk. The first unit's gather begins with the action, after the
            message that it waits for: ``g/n + (n-1) (f | g)/n + f/n``, where ``f | g`` is the time of both overlapping,
-           which slow each other down (`together_s`).
+           which slow each other down (`together_s`). Below ZeRO 3 gathered weights are cast and copied in the first
+           forward of a chunk, so each stage that the first micro-batch passes adds its own.
 reduction  Gradients are reduced unit by unit during a backward, with one reduction under way:
            ``b/n + (n-1) (b | c)/n``; the last unit's c/n overlaps with the following action. c includes the gathers of
            ZeRO 3 and, in ZeRO 2 and 3, the reduce-scatter of every backward; in a chunk's last backward also the
            all-reduce over replicas (below ZeRO 2: the whole reduction). In a split backward W reduces and gathers
            nothing; it waits for the previous reduction.
-ends       After a chunk's last backward the rank waits for its reduction; only then does its message to the previous
-           stage leave. Gradients of a tied embedding are summed between the ranks of its copies; the norm waits for
-           all ranks; then each runs its optimizer.
+ends       A chunk's last backward copies gradients that are not scattered, then the rank waits for its reduction;
+           only then does its message to the previous stage leave. Gradients of a tied embedding are summed between the
+           ranks of its copies; the norm waits for all ranks; then each runs its optimizer.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class ChunkWork(NamedTuple):
     compute_beside: Seconds = 1.0
     traffic_beside: Seconds = 1.0
     """``compute_beside``, ``traffic_beside``: `Contention` of compute and data-parallel traffic."""
+    copied_s: Seconds = 0.0
+    """Work of the first forward that prepares weights for the whole step, after their gathers."""
+    unscattered_s: Seconds = 0.0
+    """Work of the last backward that copies gradients which are not scattered."""
 
     @property
     def contention(self) -> Contention:
@@ -193,7 +198,9 @@ def _executed(work: StepWork, event: _Event, start: float, free: float) -> tuple
     gather = chunk.gather_s if kind != "W" and (zero3 or (kind == "F" and event.first)) else 0.0
     begins = max(start, free) if gather else start
     if kind in ("F", "I"):
-        return compute_s, begins + gathered_s(compute_s, gather, chunk.units, beside=chunk.contention), free
+        end = begins + gathered_s(compute_s, gather, chunk.units, beside=chunk.contention)
+        copied_s = chunk.copied_s if event.first else 0.0
+        return compute_s + copied_s, end + copied_s, free
     reduce = chunk.scatter_s if work.zero_stage >= 2 or event.last else 0.0
     if event.last:
         reduce += chunk.replicas_s
@@ -202,6 +209,8 @@ def _executed(work: StepWork, event: _Event, start: float, free: float) -> tuple
     else:
         end = start + reduced_s(compute_s, 0.0, reduce, chunk.units, beside=chunk.contention)
         end = max(end, free + reduce * (chunk.units - 1) / chunk.units if reduce else 0.0)
+    if event.last:
+        compute_s, end = compute_s + chunk.unscattered_s, end + chunk.unscattered_s
     return compute_s, end, max(end, free) + reduce / chunk.units if reduce else free
 
 

@@ -40,8 +40,8 @@ from workloads.costs.time.step_bounds import (
     LayoutSteps,
     PipelineShape,
     ends_s,
-    filled_steps_s,
     least_steps_s,
+    parted_steps_s,
     step_bounds_s,
 )
 from workloads.costs.time.update_pace import paced_bytes, rows_of_operations_s
@@ -93,23 +93,23 @@ class StepTimes:
         seconds: Floats = self._by_layout(experiments, step_bounds_s)[0]
         return seconds
 
-    def filled_s(self, experiments: Sequence[Experiment]) -> Floats:
-        """`filled_steps_s` by experiment, shape (2, experiments)."""
-        return self._by_layout(experiments, filled_steps_s, 2)
+    def parted_s(self, experiments: Sequence[Experiment]) -> Floats:
+        """`parted_steps_s` by experiment, shape (4, experiments)."""
+        return self._by_layout(experiments, parted_steps_s, 4)
 
     def least_s(self, alike: ModelParallel, of: Ints, zero_stages: Ints, replicas: int) -> Floats:
-        """Lower bounds of `seconds` of layouts with 1F1B or without a pipeline that are like those of ``alike`` with
-        the indices ``of``, apart from their ZeRO stages and so many replicas of shards (below ZeRO 1 all are
-        replicas)."""
+        """Lower bounds of the first three of `parted_s` of layouts with 1F1B or without a pipeline that are like those
+        of ``alike`` with the indices ``of``, apart from their ZeRO stages and so many replicas of shards (below ZeRO 1
+        all are replicas)."""
         keys = np.stack([alike.degrees[of], zero_stages > 0], axis=1)
         keys, of_key = np.unique(keys, axis=0, return_inverse=True)
         divided = [_divided(alike.experiments[at], replicas if sharded else 0) for at, sharded in keys.tolist()]
         groups = np.array([self._group(e) for e in divided])
         data = np.column_stack([groups[of_key.reshape(-1)], zero_stages])
-        least = np.empty(len(of))
+        least = np.empty((3, len(of)))
         for start in range(0, len(of), _AT_ONCE):
             part = slice(start, start + _AT_ONCE)
-            least[part] = least_steps_s(self._with_data(alike.take(of[part]), data[part]).steps)
+            least[:, part] = least_steps_s(self._with_data(alike.take(of[part]), data[part]).steps)
         return least
 
     def ends_s(self, experiments: Sequence[Experiment]) -> Floats:

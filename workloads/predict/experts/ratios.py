@@ -15,6 +15,7 @@ from workloads.predict import layouts
 from workloads.predict.experts.columns import Experts, experiment_of
 from workloads.predict.experts.dispatched import added_seconds
 from workloads.predict.experts.overheads import expert_factor, host_waits_of_experts, host_work_of_experts
+from workloads.predict.factors import Factors
 from workloads.predict.network_terms import without_outer_tiers
 from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
@@ -36,8 +37,8 @@ class RoutedRows:
 
     points: Points
     """The table's points, with the host work of experts, and what is off alike in factors of rows that are alike."""
-    factors: Floats
-    """Ratio of the step times (`layouts.Structures.factors`)."""
+    factors: Factors
+    """`layouts.Structures.factors`; of rows of other engines such that the ratio of whole steps is that of the work."""
     of_layers: Floats
     memory: Floats
     """Ratio of the peaks; of rows of other engines as many bytes more as this engine's closed form has, over the peak
@@ -48,8 +49,8 @@ class RoutedRows:
     def predict(self, predictor: Predictor) -> Prediction:
         """Predictions of the points, experts included."""
         dense = predictor.predict(self.points)
-        factors = self._of_times(predictor)
-        spread = NORMAL_90 * _by_itself(factors, self.of_layers)
+        factors, of_layers = _of_steps(self.factors, self.of_layers, predictor, self.points)
+        spread = NORMAL_90 * _by_itself(factors, of_layers)
         wide = np.hypot(np.log(dense.high_s / dense.step_time_s), spread)
         middle = factors * dense.step_time_s
         return dataclasses.replace(
@@ -63,8 +64,8 @@ class RoutedRows:
 
     def without_experts(self, measured: Measured, predictor: Predictor) -> Measured:
         """Measurements divided by what the experts of their rows change. Rows that are refused are left out."""
-        factors = self._of_times(predictor)
-        points = dataclasses.replace(self.points, doubt=_by_itself(factors, self.of_layers))
+        factors, of_layers = _of_steps(self.factors, self.of_layers, predictor, self.points)
+        points = dataclasses.replace(self.points, doubt=_by_itself(factors, of_layers))
         kept = [place for place in range(len(points)) if place not in self.refused]
         return Measured(
             points.take(kept),
@@ -73,17 +74,12 @@ class RoutedRows:
             measured.out_of_memory[kept],
         )
 
-    def _of_times(self, predictor: Predictor) -> Floats:
-        if not len(self.points):
-            return self.factors
-        return layouts.with_hosts(self.factors, self.of_layers, predictor.parts(self.points)[2])
-
 
 def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[str] | None = None) -> RoutedRows:
     """The ratios of every row of a table. ``profiles``: those of its code bases. ``stored``: the row's experiments as
     JSON, which say more than columns do."""
     count = len(table.points)
-    factors, of_layers, memory = (np.ones(count) for _ in range(3))
+    factors, of_layers, memory = Factors.nothing(count), np.ones(count), np.ones(count)
     routed, waits, latents, added = (np.zeros(count) for _ in range(4))
     refused: dict[int, str] = {}
     by_cluster: dict[str, tuple[ClusterSpec, dict[int, Experiment]]] = {}
@@ -117,24 +113,38 @@ def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[
         waits=waits,
         latents=latents,
     )
+    foreign, unfitted = list(neighbours), Predictor.learn(None, profiles)
     if neighbours:
-        foreign = list(neighbours)
-        dense = Predictor.learn(None, profiles).predict(points.take(foreign))
+        dense = unfitted.predict(points.take(foreign))
         memory[foreign] = 1 + added[foreign] / dense.allocated_bytes
     points = dataclasses.replace(points, capacity=table.points.capacity / memory)
     for cluster, experiments in by_cluster.values():
         structures = layouts.Structures(cluster)
         places = [place for place in experiments if place not in neighbours]
-        factors[places] = structures.factors([experiments[place] for place in places])
-        of_layers[places] = structures.of_layers([experiments[place] for place in places], factors[places])
+        own_factors = structures.factors([experiments[place] for place in places])
+        factors.put(places, own_factors)
+        of_layers[places] = structures.of_layers([experiments[place] for place in places], own_factors)
         others = {at: (one, neighbours[at]) for at, one in experiments.items() if at in neighbours}
         sent = [at for at in others if _is_dispatched(table.experts[at])]
         copied = [at for at in others if at not in sent]
-        factors[copied] = of_layers[copied] = _against(cluster, [others[at] for at in copied])
-        factors[sent] = _with_dispatch(table, points, profiles, cluster, {at: others[at] for at in sent})
-    alike = math.sqrt(layouts.IN_COMMON) * layouts.spread_of(factors, of_layers)
-    points = dataclasses.replace(points, scaled=of_layers, structure_doubt=alike)
+        factors.work[copied] = of_layers[copied] = _against(cluster, [others[at] for at in copied])
+        factors.work[sent] = _with_dispatch(table, points, profiles, cluster, {at: others[at] for at in sent})
+    if neighbours:
+        parts, more = unfitted.seconds(points.take(foreign)), factors.work[foreign] - 1
+        factors.exposed_s[foreign], factors.updates_s[foreign] = more * parts.seen, more * parts.after
+    points = dataclasses.replace(points, scaled=of_layers)
+    alike = math.sqrt(layouts.IN_COMMON) * layouts.spread_of(*_of_steps(factors, of_layers, unfitted, points))
+    points = dataclasses.replace(points, structure_doubt=alike)
     return RoutedRows(points, factors, of_layers, memory, refused)
+
+
+def _of_steps(factors: Factors, of_layers: Floats, predictor: Predictor, points: Points) -> tuple[Floats, Floats]:
+    """Ratios of whole steps: all, and without the effect of another schedule."""
+    if not len(points):
+        return factors.work, of_layers
+    parts = predictor.seconds(points)
+    factors = factors.with_hosts(of_layers, parts)
+    return factors.of_step(parts), factors.without_schedule(of_layers, parts)
 
 
 def _by_itself(factors: Floats, of_layers: Floats) -> Floats:

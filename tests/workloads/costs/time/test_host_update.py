@@ -10,7 +10,7 @@ from tests.workloads.costs.shapes import LLAMA_8B
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.memory.host_activations import node_host_bytes, rank_host_bytes
 from workloads.costs.shape.params import num_params
-from workloads.costs.time.host_update import added_by_host, host_update, link_rate, overlapped
+from workloads.costs.time.host_update import added_by_host, host_update, overlapped
 from workloads.costs.time.known_rates import absent_rates
 from workloads.costs.time.timeline import estimate_time, step_work
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, HostSpec, LinkSpec
@@ -53,7 +53,9 @@ def test_one_rank_by_hand() -> None:
 
 def test_devices_of_a_node_share_its_memory() -> None:
     """480e9 B/s are enough for four links in both directions at once, and 30e9 for each of eight."""
-    assert [link_rate(CLUSTER, ranks) for ranks in (1, 4, 8, 64)] == [50e9, 50e9, 30e9, 30e9]
+    assert [CLUSTER.host.both_ways_bandwidth(devices) for devices in (1, 4, 8)] == [50e9, 50e9, 30e9]
+    shared = dataclasses.replace(CLUSTER.host, link_shared_bandwidth=40e9)
+    assert [shared.both_ways_bandwidth(devices) for devices in (1, 2, 4, 8)] == [50e9, 40e9, 40e9, 30e9]
     one, eight = (host_update(case(1.0, dp=dp, zero_stage=1), CLUSTER) for dp in (8, 64))
     assert one is not None and eight is not None
     assert one.link_s == pytest.approx(PARAMS / 8 * 8 / 30e9, rel=1e-6)

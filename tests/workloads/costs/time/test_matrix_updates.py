@@ -8,7 +8,7 @@ import pytest
 
 from tests.workloads.costs.shapes import WIDE as MODEL
 from workloads.costs.shape.partition import experiment_stages
-from workloads.costs.time.matrix_updates import matrix_update_s
+from workloads.costs.time.matrix_updates import SLOW_PASSES_S, matrix_update_s
 from workloads.costs.time.timeline import estimate_time
 from workloads.costs.traffic.collectives import collective_time_s
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
@@ -30,8 +30,9 @@ def of(**fields: object) -> Experiment:
 
 
 def alone(n: int, m: int) -> float:
-    """Seconds of one matrix: five iterations of products, and two bytes a number that they read or write."""
-    return 5 * ((4 * n * n * m + 2 * n**3) / 5e13 + 2 * (4 * n * m + 6 * n * n) / 1e12)
+    """Seconds of one matrix: five iterations of products, two bytes a number that they read or write, and the passes
+    about them."""
+    return SLOW_PASSES_S * n * m + 5 * ((4 * n * n * m + 2 * n**3) / 5e13 + 2 * (4 * n * m + 6 * n * n) / 1e12)
 
 
 WIDE, SQUARE, NARROW = alone(512, 1536), alone(512, 512), alone(256, 512)

@@ -11,6 +11,7 @@ from tests.workloads.costs.shapes import H200, LLAMA_8B, QWEN3_30B
 from workloads.costs.shape.params import num_params
 from workloads.costs.shape.partition import experiment_stages
 from workloads.costs.shape.weight_sums import added_bytes
+from workloads.costs.time.step_bounds import updates_s
 from workloads.costs.time.step_times import StepTimes
 from workloads.spec.experiment import Experiment
 
@@ -24,9 +25,9 @@ def case(**fields: Any) -> Experiment:
 
 
 def parts(**fields: Any) -> tuple[float, float, float]:
-    """Seconds of (forward, backward) of one micro-batch and of the optimizer, with what memory does once a step."""
+    """Seconds of (forward, backward) of one micro-batch, and of what memory does once a step."""
     found = StepTimes(H200).parts([case(**fields)])
-    return float(found.times.forward_s[0]), float(found.times.backward_s[0]), float(found.ranks_s[0])
+    return float(found.times.forward_s[0]), float(found.times.backward_s[0]), float(updates_s(found.steps)[0])
 
 
 def bytes_of(seconds: float) -> float:

@@ -24,7 +24,8 @@ def drawn(draw: random.Random, name: str, zero: int | None = None) -> StepWork:
     def chunk() -> ChunkWork:
         units = draw.randint(1, 6)
         forward, inputs, weight, *traffic = (units * draw.uniform(low, high) for low, high in _RANGES)
-        return ChunkWork(forward, inputs + weight, inputs, weight, units, *traffic)
+        copies = {name: draw.uniform(0.0, 0.4) for name in ("copied_s", "unscattered_s")}
+        return ChunkWork(forward, inputs + weight, inputs, weight, units, *traffic, **copies)
 
     return StepWork(
         schedule=name,
@@ -284,3 +285,14 @@ def test_tied_copies_on_one_rank_send_nothing() -> None:
     assert simulate_step(dataclasses.replace(apart, tied_s=0.5)).step_s == simulate_step(apart).step_s + 0.5
     together = equal("zero_bubble_v", 3, 4, 2)
     assert simulate_step(dataclasses.replace(together, tied_s=0.5)).step_s == simulate_step(together).step_s
+
+
+def test_stages_copy_weights_and_gradients_one_after_another() -> None:
+    """The first micro-batch waits for every stage to cast its weights, the last one for every stage to copy its
+    gradients; the optimizers of the stages work side by side."""
+    chunk = ChunkWork(1.0, 2.0, 1.0, 1.0)
+    plain = StepWork(schedule="1f1b", num_microbatches=4, chunks=((chunk,),) * 3, optimizer_s=(0.5, 0.7, 0.6))
+    copying = dataclasses.replace(plain, chunks=((chunk._replace(copied_s=0.25, unscattered_s=0.125),),) * 3)
+    before, after = simulate_step(plain), simulate_step(copying)
+    assert after.step_s == pytest.approx(before.step_s + 3 * (0.25 + 0.125))
+    assert after.compute_s == pytest.approx([compute + 0.375 for compute in before.compute_s])

@@ -15,7 +15,7 @@ from workloads.costs.shape.schedule import SPLIT_BACKWARD, V_SHAPED, schedule_ac
 from workloads.costs.time.execution import executed_s, steps_of
 from workloads.costs.time.lockstep import executed_together_s
 from workloads.costs.time.pipeline import pipeline_time_s, pipeline_times_s, simulate
-from workloads.costs.time.step_simulation import StepWork, simulate_step
+from workloads.costs.time.step_simulation import ChunkWork, StepWork, simulate_step
 from workloads.costs.time.step_times import StepTimes
 from workloads.costs.time.timeline import estimate_time, step_work
 from workloads.costs.traffic.collectives import COMPUTE_BESIDE, TRAFFIC_BESIDE
@@ -66,10 +66,12 @@ def drawn(draw: random.Random) -> Experiment:
             return e
 
 
-def slowed(compute_s: float, traffic_s: float) -> float:
+def slowed(compute_s: float, traffic_s: float, chunk: ChunkWork) -> float:
     """Both from the same moment on, each slower while the other runs."""
-    both = min(COMPUTE_BESIDE * compute_s, TRAFFIC_BESIDE * traffic_s)
-    return both + (compute_s - both / COMPUTE_BESIDE) + (traffic_s - both / TRAFFIC_BESIDE)
+    compute = 1 + (COMPUTE_BESIDE - 1) * chunk.compute_beside
+    traffic = 1 + (TRAFFIC_BESIDE - 1) * chunk.traffic_beside
+    both = min(compute * compute_s, traffic * traffic_s)
+    return both + (compute_s - both / compute) + (traffic_s - both / traffic)
 
 
 def executed_step_s(work: StepWork) -> float:
@@ -83,13 +85,13 @@ def executed_step_s(work: StepWork) -> float:
             n, stage = chunk.units, stage_at(work.schedule, rank, at, p)
             gather, scatter = chunk.gather_s * zero3, chunk.scatter_s * (work.zero_stage >= 2)
 
-            def behind(compute: float, gather: float, n: int = n) -> float:
-                return (gather + (n - 1) * slowed(compute, gather) + compute) / n if gather else compute
+            def behind(compute: float, gather: float, n: int = n, chunk: ChunkWork = chunk) -> float:
+                return (gather + (n - 1) * slowed(compute, gather, chunk) + compute) / n if gather else compute
 
-            def beside(compute: float, gather: float, reduce: float, n: int = n) -> float:
+            def beside(compute: float, gather: float, reduce: float, n: int = n, chunk: ChunkWork = chunk) -> float:
                 if gather + reduce == 0:
                     return compute
-                return (gather + compute + (n - 1) * slowed(compute, gather + reduce)) / n
+                return (gather + compute + (n - 1) * slowed(compute, gather + reduce, chunk)) / n
 
             forward = behind(chunk.forward_s, gather)
             backward = beside(chunk.backward_s, gather, scatter)
@@ -100,6 +102,7 @@ def executed_step_s(work: StepWork) -> float:
             if work.schedule in SPLIT_BACKWARD:
                 behind_others = total + chunk.scatter_s / n
                 longer = max(longer, max(beside(chunk.weight_s, 0.0, total) + total / n, behind_others) - weight)
+            once += chunk.copied_s + chunk.unscattered_s
             once += longer + (0.0 if zero3 else behind(chunk.forward_s, chunk.gather_s) - chunk.forward_s)
             turn = work.schedule in V_SHAPED and rank == p - 1
             hop = work.latency_s + work.message_s
