@@ -14,8 +14,8 @@ from workloads.costs.memory.mixer_working import (
     ending_of,
     exchanging_first,
     exchanging_heads,
-    kernels_working,
     mixer_working,
+    recurrence_working,
 )
 from workloads.costs.memory.mlp_working import dense_working, first_half_of, forward_of
 from workloads.costs.shape import fp8
@@ -31,7 +31,9 @@ class KindBytes(NamedTuple):
     saved: int
     """Held from forward to backward, on the device or, of it, ``offloaded`` on the host."""
     working: int
-    """Needed in addition while its backward runs."""
+    """Needed in addition while the backward of its MLP runs."""
+    mixing: int
+    """Needed in addition while the backward of its mixer runs, without the gradients of routed experts."""
     ending: int
     """Needed in addition at its end, beside the gradients of all its weights; negative where less is held than was
     saved."""
@@ -106,12 +108,14 @@ def kind_bytes(
         working = again + dense_working(one, kind.mlp, stream)
         if kind.norms > 2 or kind.outputs_normed:  # the backward of the output's norm is done by then
             working -= s.own(s.hidden) + s.statistics()
+    mixing = -saved
     if kind.mixer is not None and not one.compiled_again:
-        working = max(working, mixer_working(one, stream, min(saved, total)) + exchanging_heads(one))
-    if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2) and e.recurrence == "fla":
-        working = max(working, kernels_working(one, kind.mixer, stream, min(saved, total)))
-    if kind.ahead:
-        working += s.own(s.hidden) * e.model.mtp_modules  # gradients that the head has made of other hidden states
+        mixing = mixer_working(one, stream, min(saved, total)) + exchanging_heads(one)
+    if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2):
+        mixing = max(mixing, recurrence_working(one, kind.mixer, stream, min(saved, total)))
+    if kind.ahead:  # gradients that the head has made of other hidden states
+        working += s.own(s.hidden) * e.model.mtp_modules
+        mixing += s.own(s.hidden) * e.model.mtp_modules
     reducing = 0 if x is None else again + stream - freed_before_experts(one) - x.weights - x.gate_up - x.product
     offloaded = one.offloaded
     of_host = saved - sum(parts_of(one, offloaded).values())
@@ -123,7 +127,7 @@ def kind_bytes(
     if one.recompute == "full":
         arriving = 0  # all else is made again by then
     return KindBytes(
-        saved, working, ending, forward, arriving, deferred, reducing, first_half, exchanging, of_host, of_input
+        saved, working, mixing, ending, forward, arriving, deferred, reducing, first_half, exchanging, of_host, of_input
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from workloads.costs.memory.key_exchanges import exchanging_keys
 from workloads.costs.memory.kind_layer import KindLayer, bytes_of, deferred_of
+from workloads.costs.memory.recurrent_segments import segments_working
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
-from workloads.spec.layer_kinds.mlp import DenseMLP
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
 from workloads.spec.recurrent_kernels import Batch, Kernels
 from workloads.spec.recurrent_kernels import working as working_of
@@ -13,14 +14,15 @@ from workloads.spec.recurrent_kernels import working as working_of
 
 def mixer_working(one: KindLayer, stream: int, saved: int) -> int:
     """Bytes in addition to ``saved`` while a mixer's backward runs: all its tensors, saved or recomputed, exist with
-    the gradients of its activations and of the stream, of the output projection and of the MLP before it. 0 for
-    grouped-query attention, whose gradients are smaller than the tensors that the MLP has freed by then."""
+    the gradients of its activations and of the stream, of the output projection and of the MLP before it, other than of
+    routed experts. 0 for grouped-query attention before a dense MLP: its gradients are smaller than the tensors that
+    the MLP has freed by then."""
     kind, s, t, mixer = one.kind, one.s, one.t, one.kind.mixer
-    if mixer is None or (isinstance(mixer, Attention) and mixer.gate == "none" and kind.mlp is not None):
+    if mixer is None or (isinstance(mixer, Attention) and mixer.gate == "none" and isinstance(kind.mlp, DenseMLP)):
         return 0
     there = bytes_of(t.entry[:3] if kind.mlp is not None else t.entry) + bytes_of(t.mixer) + stream
     there += sum(tensor.bytes for tensor in t.mixer if tensor.gradient)
-    if kind.mlp is None and "norm" in one.named:  # the normed input is made again later
+    if not isinstance(kind.mlp, DenseMLP) and "norm" in one.named:  # the normed input is made again later
         there -= s.own(s.hidden)
     if isinstance(mixer, Attention):
         there += exchanging_keys(mixer, s)
@@ -28,6 +30,10 @@ def mixer_working(one: KindLayer, stream: int, saved: int) -> int:
         there += s.split(mixer.heads * mixer.rope_dim) - t.mixer[0].bytes
     weights = [weight for weight in mixer.weights(s.hidden) if weight.name in ("o", "out")]
     there += one.w * sum(weight.parameters for weight in weights) // s.tp
+    if isinstance(kind.mlp, RoutedMLP):
+        shared = kind.mlp.shared
+        of_shared = (3 if shared.gated else 2) * shared.width // s.tp if shared is not None else 0
+        there += one.w * (of_shared + kind.mlp.experts) * s.hidden
     if isinstance(kind.mlp, DenseMLP):
         there += (3 if kind.mlp.gated else 2) * (one.w * kind.mlp.width // s.tp * s.hidden)
         if "norm" in one.named:
@@ -70,10 +76,12 @@ def exchanging_first(one: KindLayer, saved: int) -> int:
     return max(0, there - saved)
 
 
-def kernels_working(one: KindLayer, mixer: Kernels, stream: int, saved: int) -> int:
-    """As `mixer_working`, while the kernels of a recurrence run: what these need in place of the gradients of their
-    inputs, which are made of it at the end."""
-    s = one.s
-    of_kernels = working_of(mixer, Batch(one.e.micro_batch_size, one.e.seq_len), s.tp * one.e.cp)
+def recurrence_working(one: KindLayer, mixer: Kernels, stream: int, saved: int) -> int:
+    """As `mixer_working`, while a recurrence runs: in torch operations what a segment needs; in kernels what these need
+    in place of the gradients of their inputs, which are made of it at the end."""
+    s, ranks, batch = one.s, one.s.tp * one.e.cp, Batch(one.e.micro_batch_size, one.e.seq_len)
+    if one.e.recurrence != "fla":
+        return mixer_working(one, stream, saved) + segments_working(mixer, batch, ranks, s.c)
+    of_kernels = working_of(mixer, batch, ranks)
     gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
     return mixer_working(one, stream, saved) - gradients + of_kernels.backward
