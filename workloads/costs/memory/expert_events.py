@@ -102,8 +102,8 @@ def beside_experts(x: Shared, turn: Turn, place: Place, layer: Live) -> Live:
     experts = place.size.experts
     stays = x.shard(0, experts) if turn.reduces else x.r * experts
     changes: Live = {
-        "saved": layer["saved"],
-        "of_experts": turn.finished(x, 0, experts) if turn.prior else stays,
+        "gradients": layer["gradients"] + (turn.finished(x, 0, experts) if turn.prior else 0),
+        "of_experts": 0 if turn.prior else stays,
         "reducing": 0,
         "new_shard": 0,
     }

@@ -73,13 +73,15 @@ def _mixer(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list
     """The rest of a layer's backward, beside the gradients of its experts, where it may be higher. ``layer``: the
     backward of its MLP, after which the gradient that a stage has received is not that of the stream any more."""
     size = x.sizes[place.kind]
+    mixing = size.mixing if place.recomputed else size.mixing_kept
     changes: Live = {
-        "working": size.mixing if place.recomputed else size.mixing_kept,
+        "working": max(0, mixing),
+        "saved": layer["saved"] + min(0, mixing),  # more of what the layer saved is free than is needed
         "received": part.received(x, first_half=False) if layer["working"] else layer["received"],
     }
     if place.size.experts:
         changes |= beside_experts(x, turn, place, layer)
-    elif sum(changes.values()) <= layer["working"] + layer["received"]:
+    elif mixing + changes["received"] <= layer["working"] + layer["received"]:
         return []
     return [(f"{place.name}, mixer's backward", changes)]
 
