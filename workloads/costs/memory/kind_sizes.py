@@ -117,6 +117,8 @@ def kind_bytes(
         working += s.own(s.hidden) * e.model.mtp_modules
         mixing += s.own(s.hidden) * e.model.mtp_modules
     reducing = 0 if x is None else again + stream - freed_before_experts(one) - x.weights - x.gate_up - x.product
+    if x is not None and isinstance(kind.mlp, RoutedMLP) and kind.mlp.weights_inputs:
+        reducing -= x.rows // 2  # copies before and after they are weighted, of which the gradient of one is left
     offloaded = one.offloaded
     of_host = saved - sum(parts_of(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
