@@ -48,6 +48,7 @@ def rehearse(
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=experiment.world_size)
     groups = make_groups(experiment, rank, device)
     enter("build", None)
+    choose_attention(experiment)
     position = {**groups.position, "dp": groups.data_rank}
     if fake:
         at_peak = trace_memory(experiment, groups, enter)
@@ -59,7 +60,6 @@ def rehearse(
             memory_at_peak=at_peak,
             versions={"torch": torch.__version__},
         )
-    choose_attention(experiment)
     engine = build(experiment, groups)
     sampler = DeviceSampler(device)
 

@@ -213,6 +213,40 @@ def _unlike(name: str, rounds: int, **layout: Any) -> Experiment:
     return Experiment.canonical(model=model, seq_len=512, micro_batch_size=2, global_batch_size=sequences, **layout)
 
 
+MANY: dict[str, Any] = {**SQUARED, "experts": 64, "shared": {**RELU2, "width": 64}}
+"""Experts whose gradients take more than the tensors of so few tokens."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    sampled(
+        [
+            (name, layout)
+            for name in ("gated_delta", "kimi_delta", "mamba")
+            for layout in (
+                {"recurrence": "fla"},
+                {"recurrence": "torch"},
+                {"recurrence": "fla", "dp": 2, "zero_stage": 2},
+                {"recurrence": "fla", "pp": 2},
+            )
+        ],
+        1,
+        seconds=6,
+    ),
+    ids=str,
+)
+def test_a_recurrence_is_beside_the_gradients_of_its_layers_experts(name: str, layout: dict[str, Any]) -> None:
+    mixers = {"gated_delta": gated_delta(**DELTA), "kimi_delta": kimi_delta(**KIMI), "mamba": mamba(**MAMBA)}
+    model = kind_model(([layer(mixers[name], MANY)], [0] * 4), hidden_size=512, vocab_size=8192)
+    model = dataclasses.replace(model, name=f"beside_{name}")
+    sequences = 4 * layout.get("dp", 1)
+    case = Experiment.canonical(model=model, seq_len=512, micro_batch_size=2, global_batch_size=sequences, **layout)
+    for rank, stage in enumerate(estimate_memory(case).stages):
+        traced = total(alone(case, rank_of(case, pp=rank), fake=True))
+        assert abs(stage.peak_bytes / traced - 1) < 0.001
+
+
 EXCHANGED: dict[str, list[dict[str, Any]]] = {
     "mamba": [layer(mamba(**MAMBA, bias=True), NARROW)],
     "gated_delta": [layer(gated_delta(**DELTA), NARROW)],

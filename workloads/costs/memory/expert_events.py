@@ -94,3 +94,20 @@ def _reduced_experts(x: Shared, turn: Turn, of_layer: LayerSizes) -> list[Live]:
     first: Live = {"reducing": each * size - reduced, "new_shard": 0, "flat": flat, "of_experts": reduced}
     cast = 0 if x.adds else x.cast_experts * size // x.expert_shards
     return [first, after | {"reducing": each * of_layer.experts_down, "new_shard": new + cast}]
+
+
+def beside_experts(x: Shared, turn: Turn, place: Place, layer: Live) -> Live:
+    """The gradients of a layer's experts as they stay in the rest of its backward. ``layer``: the backward of its
+    MLP."""
+    experts = place.size.experts
+    stays = x.shard(0, experts) if turn.reduces else x.r * experts
+    changes: Live = {
+        "gradients": layer["gradients"] + (turn.finished(x, 0, experts) if turn.prior else 0),
+        "of_experts": 0 if turn.prior else stays,
+        "reducing": 0,
+        "new_shard": 0,
+    }
+    if turn.reduces and (x.unsharded or not x.experts_add):  # else what the unit before them has left stays
+        changes["flat"] = 0 if x.adds and x.expert_shards == 1 else x.r * experts
+        changes["new_shard"] = x.cast_experts * experts // x.expert_shards if x.keeps else 0
+    return changes

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from operator import attrgetter
 from typing import NamedTuple
 
-from workloads.costs.memory.kind_sizes import kind_bytes
+from workloads.costs.memory.kind_sizes import KindBytes, kind_bytes
 from workloads.costs.shape import fp8
 from workloads.costs.shape.params import COMPUTE_BYTES, layer_counts, local_params
 from workloads.costs.shape.partition import StageParams
@@ -31,8 +31,11 @@ class LayerSizes(NamedTuple):
     kept: int
     """Bytes held from forward to backward if the layer is not recomputed."""
     working: int
-    """Bytes needed in addition to ``saved`` while its backward runs."""
+    """Bytes needed in addition to ``saved`` while the backward of its MLP runs; 0 if it has none."""
     working_kept: int
+    mixing: int
+    """Bytes needed in addition to ``saved`` while the rest of its backward runs, without gradients of experts."""
+    mixing_kept: int
     forward: int
     """Bytes needed in addition to ``saved`` at the end of its forward."""
     forward_kept: int
@@ -188,10 +191,9 @@ def _sizes_of_kinds(
         saved = kept = kind_bytes(e, kind, c, recomputed=True, w=w, w_experts=w_experts, experts_add=experts_add)
         if e.recompute != "none":
             kept = kind_bytes(e, kind, c, recomputed=False, w=w, w_experts=w_experts, experts_add=experts_add)
-        of_weights = (c if w is None else w) * rest
-        working = max(saved.working, of_weights + saved.ending)
-        working_kept = max(kept.working, of_weights + kept.ending)
-        exchanging = saved.exchanging if splits else 0
+        (working, mixing, first_half), (working_kept, mixing_kept, _) = (
+            _passes(one, (c if w is None else w) * rest, splits=splits) for one in (saved, kept)
+        )
         held = [one for one in kind.weights(e.model.hidden_size) if one.held == "experts"]
         of_experts = {one.name: one.parameters // (e.ep * e.etp) for one in held}
         name = kind.label if e.model.layers is not None else "layer with experts" if experts else "layer"
@@ -200,15 +202,17 @@ def _sizes_of_kinds(
                 name=name,
                 saved=saved.saved - saved.offloaded,
                 kept=kept.saved - kept.offloaded,
-                working=max(working, exchanging),
-                working_kept=max(working_kept, exchanging),
+                working=working,
+                working_kept=working_kept,
+                mixing=mixing,
+                mixing_kept=mixing_kept,
                 forward=saved.forward,
                 forward_kept=kept.forward,
                 arriving=saved.arriving,
                 arriving_kept=kept.arriving,
                 deferred=saved.deferred if splits else 0,
                 holds_gradient=e.tp == 1 and not fp8.keeps_low(e) and _ends_with_product(kind),
-                first_half=saved.first_half if splits and exchanging <= saved.working else 0,
+                first_half=first_half,
                 block=rest,
                 down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
                 experts=experts,
@@ -221,6 +225,14 @@ def _sizes_of_kinds(
             )
         )
     return tuple(sizes)
+
+
+def _passes(one: KindBytes, of_weights: int, *, splits: bool) -> tuple[int, int, int]:
+    """`LayerSizes.working`, `LayerSizes.mixing` and `LayerSizes.first_half`. ``of_weights``: bytes of the gradients of
+    the block's weights."""
+    ending = of_weights + one.ending
+    mixing = max(one.mixing, ending, one.exchanging if splits and one.exchanging else ending)
+    return one.working, mixing, max(one.first_half, mixing - one.working) if splits else 0
 
 
 def _ends_with_product(kind: Layer) -> bool:

@@ -6,7 +6,7 @@ Symbols are those of `workloads.costs.memory.estimate`.
 from __future__ import annotations
 
 from workloads.costs.memory.events import Live, Step
-from workloads.costs.memory.expert_events import experts_gathered, experts_reduced
+from workloads.costs.memory.expert_events import beside_experts, experts_gathered, experts_reduced
 from workloads.costs.memory.gathered_weights import gathered
 from workloads.costs.memory.layer_classes import Place
 from workloads.costs.memory.sizes import Part, Shared
@@ -30,14 +30,17 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
             continue
         if place.size.experts:
             steps += experts_reduced(x, part, turn, place, layer)
+        if not turn.second_half:
+            steps += _mixer(x, part, turn, place, layer)
         if turn.reduces and (not place.size.experts or (place.earlier is None and place.later is not None)):
             steps += _reduction(x, part, turn, place, layer)
     return steps
 
 
 def _layer(x: Shared, part: Part, turn: Turn, place: Place) -> Live:
-    """A layer's backward: its gradients and recomputed tensors exist, and the gradients of the head and of all layers
-    after it, whose saved tensors are free. The gradient that a stage has received is the last layer's of its stream.
+    """The backward of a layer's MLP, or of all of it in one pass of a split backward: its gradients and recomputed
+    tensors exist, and the gradients of the head and of all layers after it, whose saved tensors are free. The gradient
+    that a stage has received is the last layer's of its stream.
 
     It is the highest of layers alike where each saves more than its gradient takes if it is the last one, else if it is
     the first one.
@@ -64,6 +67,23 @@ def _layer(x: Shared, part: Part, turn: Turn, place: Place) -> Live:
         "working": working + (0 if whole else size.first_half),
         "flat": flat,
     }
+
+
+def _mixer(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list[Step]:
+    """The rest of a layer's backward, beside the gradients of its experts, where it may be higher. ``layer``: the
+    backward of its MLP, after which the gradient that a stage has received is not that of the stream any more."""
+    size = x.sizes[place.kind]
+    mixing = size.mixing if place.recomputed else size.mixing_kept
+    changes: Live = {
+        "working": max(0, mixing),
+        "saved": layer["saved"] + min(0, mixing),  # more of what the layer saved is free than is needed
+        "received": part.received(x, first_half=False) if layer["working"] else layer["received"],
+    }
+    if place.size.experts:
+        changes |= beside_experts(x, turn, place, layer)
+    elif mixing + changes["received"] <= layer["working"] + layer["received"]:
+        return []
+    return [(f"{place.name}, mixer's backward", changes)]
 
 
 def _prior(x: Shared, part: Part, turn: Turn) -> int:

@@ -24,13 +24,15 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
 
+from workloads.costs.memory.recurrent_segments import segments_working
 from workloads.engine.kind_ops.delta_steps import GatedDeltaStep, KimiDeltaStep
 from workloads.engine.kind_ops.head_shares import AnyStep, ShareOfHeads
 from workloads.engine.kind_ops.linear_kernels import functions, kernels_chosen
 from workloads.engine.kind_ops.mamba_scan import MambaStep
 from workloads.engine.kind_ops.segments import scanned
 from workloads.engine.ops.backend import Backend, backend_of
-from workloads.spec.recurrent_kernels import Batch, Working, gated_delta, kimi_delta, mamba
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
+from workloads.spec.recurrent_kernels import Batch, Kernels, Working, gated_delta, kimi_delta, mamba
 
 
 @torch.compiler.disable  # one graph break, as with attention to windows
@@ -39,7 +41,7 @@ def recurrence(step: AnyStep | ShareOfHeads, sequences: Sequence[Tensor], parame
     x = sequences[0]
     if kernels_chosen(x) and (x.is_cuda or backend_of(x) is Backend.SHAPES):
         return _Kernels.apply(step, len(sequences), *sequences, *parameters)
-    return scanned(step, sequences, parameters)
+    return scanned(step, sequences, parameters, _in_segments(step, x) if backend_of(x) is Backend.SHAPES else 0)
 
 
 class _Kernels(torch.autograd.Function):
@@ -90,6 +92,27 @@ def working(step: AnyStep | ShareOfHeads, like: Tensor) -> Working:
     if isinstance(step, KimiDeltaStep):
         return kimi_delta(batch, heads=step.heads, head_dim=step.head_dim)
     return mamba(batch, heads=step.heads, head_dim=step.head_dim, groups=step.groups, state=step.state)
+
+
+def _in_segments(step: AnyStep | ShareOfHeads, like: Tensor) -> int:
+    """Memory that the backward needs in torch operations besides inputs and outputs."""
+    if isinstance(step, ShareOfHeads):
+        return _in_segments(step.step, like)
+    mixer: Kernels
+    if isinstance(step, GatedDeltaStep):
+        mixer = GatedDeltaRule(
+            key_heads=step.key_heads,
+            value_heads=step.value_heads,
+            key_dim=step.key_dim,
+            value_dim=step.value_dim,
+            kernel=step.kernel,
+        )
+    elif isinstance(step, KimiDeltaStep):
+        mixer = KimiDelta(heads=step.heads, head_dim=step.head_dim, kernel=step.kernel)
+    else:
+        heads, size, groups = step.heads, step.head_dim, step.groups
+        mixer = Mamba2(heads=heads, head_dim=size, groups=groups, state=step.state, kernel=step.kernel)
+    return segments_working(mixer, Batch(*like.shape[:2]), 1, like.element_size())
 
 
 def _parts(step: AnyStep | ShareOfHeads, sequences: Sequence[Tensor]) -> list[Tensor]:

@@ -8,8 +8,9 @@ segment's inputs and the state before it, in plain torch operations and in fp32 
                 runs once more with autograd, and the gradient of its state is passed to the segment before it
 
 Outputs between the operations of a step exist for one segment at a time: `SEGMENT_TOKENS` bounds them. They, and the
-states between segments, are working memory of this op, as a kernel's own memory is: shapes alone (FakeTensors) do not
-show it. Nothing waits for the device, so a CUDA graph can contain it.
+states between segments, are working memory of this op, as a kernel's own memory is: on shapes alone (FakeTensors)
+nothing is computed, and the backward takes as much in one tensor (`workloads.costs.memory.recurrent_segments`). Nothing
+waits for the device, so a CUDA graph can contain it.
 
 Shapes: B sequences, S tokens, L tokens of a segment, C columns of an input, O columns of the output.
 """
@@ -46,15 +47,16 @@ class Step(Protocol):
 
 
 @torch.compiler.disable  # one graph break, as with attention to windows
-def scanned(step: Step, sequences: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """Outputs [B, S, O] of a recurrence over ``sequences`` [B, S, C], in their dtype. The inputs are saved."""
-    return _Scanned.apply(step, len(sequences), *sequences, *parameters)
+def scanned(step: Step, sequences: Sequence[Tensor], parameters: Sequence[Tensor], taken: int = 0) -> Tensor:
+    """Outputs [B, S, O] of a recurrence over ``sequences`` [B, S, C], in their dtype. The inputs are saved. ``taken``:
+    bytes that a backward on shapes alone takes."""
+    return _Scanned.apply(step, taken, len(sequences), *sequences, *parameters)
 
 
 class _Scanned(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, step: Step, count: int, *tensors: Tensor) -> Tensor:
-        ctx.step, ctx.count = step, count
+    def forward(ctx: Any, step: Step, taken: int, count: int, *tensors: Tensor) -> Tensor:
+        ctx.step, ctx.taken, ctx.count = step, taken, count
         ctx.save_for_backward(*tensors)
         first = tensors[0]
         y = first.new_empty(*first.shape[:2], step.outputs)
@@ -70,9 +72,11 @@ class _Scanned(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         step, count, tensors = ctx.step, ctx.count, ctx.saved_tensors
         found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in tensors]
-        if backend_of(*tensors) is not Backend.SHAPES:
+        if backend_of(*tensors) is Backend.SHAPES:
+            tensors[0].new_empty(ctx.taken, dtype=torch.uint8)
+        else:
             _backward(step, tensors[:count], _wide(tensors[count:]), dy, found)
-        return None, None, *found
+        return None, None, None, *found
 
 
 def _backward(

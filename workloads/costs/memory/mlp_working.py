@@ -1,0 +1,72 @@
+"""Bytes that a layer needs in its dense MLP, or at the end of its forward, in addition to what it saves."""
+
+from __future__ import annotations
+
+from workloads.costs.memory.kind_layer import KindLayer
+from workloads.costs.shape import fp8
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+
+
+def dense_working(one: KindLayer, mlp: DenseMLP, stream: int) -> int:
+    """Bytes that the backward needs in the feed-forward half, where it peaks, without what is recomputed. It holds the
+    gradients of the stream (``c T_s h``) and of the down weight (``w h F / tp``), and in turn
+
+    1. the gathered stream (``c T h``, tp > 1) and the product's gradient;
+    2. the gradient of gate_up, while the product's gradient takes the place of the product;
+    3. the gradient of gate_up, its gathered input, the sum over ranks of the input's gradient, the normed stream if it
+       is recomputed, and first the gradient of the gathered input, then that of the weight, with one rank both;
+       product and gate_up are free.
+
+    The largest of the three counts. In fp8 see `fp8.working_bytes`.
+    """
+    s, up, product, inputs = one.s, one.t.mlp[0].bytes, one.t.mlp[1].bytes, 2 if mlp.gated else 1
+    if fp8.is_low(one.e):
+        return _fp8_working(one, mlp, stream, first_half=False)
+    down_weight = one.w * mlp.width // s.tp * s.hidden
+    up_weight = down_weight * inputs
+    later = one.gathered + max(one.gathered, up_weight) - product + (s.own(s.hidden) if s.tp == 1 else 0)
+    if s.tp > 1 and not one.compiled:  # without sequence parallelism the input is saved, and the sum is as large as it
+        later += s.own(s.hidden) * (one.e.sequence_parallel + ("norm" in one.named))
+    return stream + down_weight + max(one.gathered + product, up, later)
+
+
+def _fp8_working(one: KindLayer, mlp: DenseMLP, stream: int, *, first_half: bool) -> int:
+    s, again, columns = one.s, "swiglu" in one.named, mlp.width // one.s.tp
+    up = (2 if mlp.gated else 1) * columns
+    return fp8.working_bytes(
+        one.e, stream, s.tokens, columns, up, s.c, recomputes_product=again, w=one.w, first_half=first_half
+    )
+
+
+def first_half_of(one: KindLayer) -> int:
+    """Extra working bytes of a dense layer in the input-gradient pass of a split backward, compared with a whole
+    backward: the product is kept for the weight-gradient pass, and the down weight has no gradient yet. In fp8 see
+    `fp8.working_bytes`."""
+    s, mlp = one.s, one.kind.mlp
+    if not isinstance(mlp, DenseMLP):
+        return 0
+    if fp8.is_low(one.e):
+        of_pass, whole = (_fp8_working(one, mlp, 0, first_half=half) for half in (True, False))
+        return max(0, of_pass - whole)
+    return max(0, one.t.mlp[1].bytes - one.w * mlp.width // s.tp * s.hidden)
+
+
+def forward_of(one: KindLayer) -> int:
+    """Bytes in addition to saved ones at the end of a layer's forward, while the last product of the MLP runs: its
+    outputs, with tp > 1 as partial sums and as their sum, those of shared experts, and what the backward recomputes of
+    the MLP. With full recomputation the tensors of the mixer are free by then, but for the residual stream. When the
+    MLP's output is added to the stream, both exist, and nothing of the MLP but what is saved."""
+    s, x, mlp, named = one.s, one.x, one.kind.mlp, one.named
+    if one.kind.mixer is None or mlp is None:
+        return 0
+    full, own = one.recompute == "full", s.own(s.hidden)
+    beside = 2 * own if full else own if "norm" in named else 0
+    if isinstance(mlp, RoutedMLP) and x is not None:
+        outputs = x.rows // 2 if mlp.weights_inputs else x.rows
+        again = x.product if full or "swiglu" in named or "experts" in named else 0
+        again += x.gate_up if full or "experts" in named else 0
+        again += x.router + x.weights + x.rows if full else 0
+        return beside + outputs + again + (own if mlp.shared is not None else 0)
+    again = s.split(mlp.width) if isinstance(mlp, DenseMLP) and (full or "swiglu" in named) else 0
+    again += one.t.mlp[0].bytes if full else 0
+    return max(beside + again + one.gathered + own, 2 * own)
