@@ -331,7 +331,9 @@ class Ranking:
     def needs(self, mine: Ints, group: LayoutGroup) -> Floats:
         """Bound on the bytes that each row's layout in the group needs."""
         floor = self.floors[group.replicas]
-        needs = (floor.v_shaped if is_v_shaped(group.schedule) else floor.piped)[mine, KINDS.index(group.recompute)]
+        needs: Floats = (floor.v_shaped if is_v_shaped(group.schedule) else floor.piped)[
+            mine, KINDS.index(group.recompute)
+        ]
         return needs + self.more[group._replace(replicas=1, cp_kind="ring")][mine] if group.every > 1 else needs
 
     def _look(self, experiments: list[Experiment], search: _Search) -> None:

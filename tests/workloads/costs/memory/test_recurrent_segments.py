@@ -17,7 +17,7 @@ from workloads.spec.recurrent_kernels import Batch, Kernels
 
 DELTA: dict[str, Any] = {"key_heads": 2, "value_heads": 4, "key_dim": 32, "value_dim": 48, "kernel": 4}
 KIMI: dict[str, Any] = {"heads": 4, "head_dim": 32, "kernel": 4}
-MAMBA: dict[str, Any] = {"heads": 8, "head_dim": 32, "groups": 4, "state": 24, "kernel": 4}
+MAMBA: dict[str, Any] = {"heads": 8, "head_dim": 32, "groups": 4, "state": 128, "kernel": 4}
 CASES: dict[str, tuple[Step, Kernels, list[int], list[tuple[int, ...]]]] = {
     "gated_delta": (
         GatedDeltaStep(**DELTA, eps=1e-6),
@@ -29,8 +29,8 @@ CASES: dict[str, tuple[Step, Kernels, list[int], list[tuple[int, ...]]]] = {
     "mamba": (
         MambaStep(**MAMBA, eps=1e-6, bias=True),
         Mamba2(**MAMBA),
-        [2 * 256 + 2 * 96 + 8],
-        [(256 + 2 * 96, 4), (256 + 2 * 96,), (24,), (256,)],
+        [2 * 256 + 2 * 512 + 8],
+        [(256 + 2 * 512, 4), (256 + 2 * 512,), (24,), (256,)],
     ),
 }
 
