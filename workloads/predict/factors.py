@@ -1,11 +1,11 @@
 """How the step of a layout differs from that of its plain neighbour, and what that makes of the neighbour's prediction.
 
-    T(e) = f * pipeline + max(0, seen + x) + max(0, after + u)
+    T(e) = f * pipeline + (g * seen + x) + (h * after + u)
 
 ``pipeline``, ``seen`` and ``after`` are the form's parts of the neighbour's step (`workloads.predict.time_terms`). By
-the sum of a step's parts (`workloads.costs.time.step_bounds`), f is the ratio of the two steps' micro-batches, x the
-seconds by which more data-parallel traffic is exposed, and u those by which copies and the optimizer take longer. These
-are added, since they do not grow with the work.
+the sum of a step's parts (`workloads.costs.time.step_bounds`), f is the ratio of the two steps' micro-batches. Exposed
+data-parallel traffic, and copies and the optimizer, do not grow with the work: where they are less than the
+neighbour's, g and h are the ratios of both, otherwise 1, and x and u the seconds that are added.
 """
 
 from __future__ import annotations
@@ -24,20 +24,27 @@ class Factors(NamedTuple):
 
     work: Floats
     """f; 1: as the neighbour."""
+    exposed: Floats
+    """g: of rows of other engines f, otherwise at most 1."""
     exposed_s: Floats
-    """x, in seconds; 0: as the neighbour."""
+    """x, in seconds; 0: no more than the neighbour's."""
+    updates: Floats
+    """h: as g."""
     updates_s: Floats
-    """u, in seconds; 0: as the neighbour."""
+    """u, in seconds; 0: no more than the neighbour's."""
 
     @classmethod
     def nothing(cls, count: int) -> Factors:
         """Those of so many layouts that do not differ."""
-        return cls(np.ones(count), np.zeros(count), np.zeros(count))
+        ones, zeros = np.ones(count), np.zeros(count)
+        return cls(ones, ones.copy(), zeros, ones.copy(), zeros.copy())
 
     @classmethod
     def between(cls, own_s: Floats, near_s: Floats) -> Factors:
         """Those of layouts and neighbours with these first three parts of `parted_steps_s`."""
-        return cls(own_s[0] / near_s[0], *(own_s[1:3] - near_s[1:3]))
+        less, more = np.minimum(own_s[1:3], near_s[1:3]), np.maximum(0.0, own_s[1:3] - near_s[1:3])
+        share = np.divide(less, near_s[1:3], out=np.ones_like(less), where=near_s[1:3] > 0)
+        return cls(own_s[0] / near_s[0], share[0], more[0], share[1], more[1])
 
     def take(self, rows: Floats) -> Factors:
         return Factors(*(of_all[rows] for of_all in self))
@@ -54,12 +61,12 @@ class Factors(NamedTuple):
 
     def traffic_s(self, parts: TimeTerms) -> Floats:
         """Exposed seconds of data-parallel traffic."""
-        traffic: Floats = np.maximum(0.0, parts.seen + self.exposed_s)
+        traffic: Floats = self.exposed * parts.seen + self.exposed_s
         return traffic
 
     def after_s(self, parts: TimeTerms) -> Floats:
         """Seconds of copies and the optimizer."""
-        after: Floats = np.maximum(0.0, parts.after + self.updates_s)
+        after: Floats = self.updates * parts.after + self.updates_s
         return after
 
     def of_step(self, parts: TimeTerms) -> Floats:

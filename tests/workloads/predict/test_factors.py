@@ -15,19 +15,22 @@ from workloads.predict.time_terms import TimeTerms, fill_share
 
 PARTS = TimeTerms(*(np.array([seconds]) for seconds in (8.0, 1.0, 1.0, 6.0, 5.0)))
 """A pipeline of 8 s, 1 s of seen traffic and 1 s after it; hosts launch its work in 5 s."""
+SECONDS = ((4.0, 1.0, 1.0), (8.0, 1.5, 1.25), (4.0, 0.5, 0.25))
+"""Work, exposed traffic and updates of a neighbour and of two layouts."""
 
 
 def test_work_is_multiplied_traffic_and_updates_are_added() -> None:
-    twice = Factors(np.array([2.0]), np.array([0.5]), np.array([0.25]))
+    near, more, less = (np.array([[work], [exposed], [updates]]) for work, exposed, updates in SECONDS)
+    twice = Factors.between(more, near)
     assert twice.step_s(PARTS).tolist() == [2 * 8 + 1.5 + 1.25]
     assert twice.of_step(PARTS).tolist() == [1.875]
-    less = Factors(np.array([1.0]), np.array([-3.0]), np.array([-2.0]))  # less than nothing is nothing
-    assert less.step_s(PARTS).tolist() == [8.0]
+    assert Factors.between(less, near).step_s(PARTS).tolist() == [8 + 0.5 + 0.25]  # what is less is a share
+    assert Factors.between(more, np.array([[1.0], [0.0], [0.0]])).traffic_s(PARTS).tolist() == [1 + 1.5]
     assert Factors.nothing(1).step_s(PARTS).tolist() == [10.0]
 
 
 def test_no_schedule_is_faster_than_its_hosts() -> None:
-    fast = Factors(np.array([0.5]), np.zeros(1), np.zeros(1)).with_hosts(np.ones(1), PARTS)
+    fast = Factors.nothing(1)._replace(work=np.array([0.5])).with_hosts(np.ones(1), PARTS)
     assert fast.step_s(PARTS).tolist() == [5 + 1 + 1]
     assert fast.without_schedule(np.ones(1), PARTS).tolist() == pytest.approx([7 / 10 / (5 / 8)])
 

@@ -112,7 +112,7 @@ def test_what_no_table_says_is_a_factor(odd: Experiment) -> None:
     assert (near.world_size, near.tokens_per_step) == (odd.world_size, odd.tokens_per_step)
     factor = layouts.Structures(H200).factors([odd]).work[0]
     assert math.isfinite(factor) and 0.3 < factor < 10
-    assert [one.tolist() for one in layouts.Structures(H200).factors([near])] == [[1.0], [0.0], [0.0]]
+    assert [one.tolist() for one in layouts.Structures(H200).factors([near])] == [[1.0], [1.0], [0.0], [1.0], [0.0]]
 
 
 def test_schedules_and_recomputed_layers_are_ranked() -> None:

@@ -10,11 +10,11 @@ Products of these matrices have few FLOPs a byte (768 x 2,048: about 370), so th
 behind its FLOPs, and both are added. Four kernels about the products, whose operands are broadcast, transposed or
 reduced, take longer than their bytes: `SLOW_PASSES_S`.
 
-Assumed is that the device always has a product to compute. The only rank of a stage orthogonalises small matrices
-together (`workloads.costs.shape.matrix_parts.batches_of`), so its kernels are few and large. On stages of several ranks
-each matrix is orthogonalised by itself, with about twenty operations beside its messages. Where such matrices are
-thousands of small experts and the step is not captured, the host may take longer to launch them than the device to
-compute them. Files of clusters have no time of a launch, so this is left out, and the result may be too short.
+The only rank of a stage orthogonalises small matrices together (`workloads.costs.shape.matrix_parts.batches_of`), so
+its kernels are few and large. On stages of several ranks each matrix is orthogonalised by itself, with about twenty
+operations beside its messages, which are too small to use the whole device: `LONE_S`. Where such matrices are
+thousands of experts and the step is not captured, the host may take longer to launch them than the device to compute
+them. Files of clusters have no time of a launch, so this is left out, and the result may be too short.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ SLOW_PASSES_S = 6.8e-12
 """Seconds of a matrix's element by which norms, divisions by them, additions to weights and copies of transposed
 matrices take longer than their bytes: 6 layers of Qwen3-30B-A3B on one H200, 3.74 billion elements, 0.2410 s where the
 sum of products and bytes is 0.2157 (results/recorded/h200x2_causes)."""
+LONE_S = 70e-6
+"""Seconds by which a matrix of its own takes longer than its products and bytes: 72 to 74 us for those of 64 experts of
+768 x 2,048 on each of two H200, 60 us for 32 of 1,408 x 2,048 (results/recorded/h200_updates_captured_third)."""
 
 
 def matrix_update_s(e: Experiment, held: StageParams, cluster: ClusterSpec) -> float:
@@ -51,6 +54,7 @@ def matrix_update_s(e: Experiment, held: StageParams, cluster: ClusterSpec) -> f
         moved = kind.product_bytes * newton_schulz_traffic(one.whole_rows, one.whole_columns)
         seconds += rounds * (_flops(one) / rate + moved / memory + SLOW_PASSES_S * one.numel)
         if ranks > 1:
+            seconds += rounds * LONE_S
             sizes = kind.product_bytes * one.numel, 0
             messages = (copies_of(e, one) - 1, 2) if _stays(e, one) else (1 + copies_of(e, one), 0)
             for size, number in zip(sizes, messages, strict=True):

@@ -130,8 +130,7 @@ def routed_rows(table: Table, profiles: Mapping[str, Profile], stored: Sequence[
         factors.work[copied] = of_layers[copied] = _against(cluster, [others[at] for at in copied])
         factors.work[sent] = _with_dispatch(table, points, profiles, cluster, {at: others[at] for at in sent})
     if neighbours:
-        parts, more = unfitted.seconds(points.take(foreign)), factors.work[foreign] - 1
-        factors.exposed_s[foreign], factors.updates_s[foreign] = more * parts.seen, more * parts.after
+        factors.exposed[foreign] = factors.updates[foreign] = factors.work[foreign]
     points = dataclasses.replace(points, scaled=of_layers)
     alike = math.sqrt(layouts.IN_COMMON) * layouts.spread_of(*_of_steps(factors, of_layers, unfitted, points))
     points = dataclasses.replace(points, structure_doubt=alike)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.workloads.costs.shapes import WIDE as MODEL
 from workloads.costs.shape.partition import experiment_stages
-from workloads.costs.time.matrix_updates import SLOW_PASSES_S, matrix_update_s
+from workloads.costs.time.matrix_updates import LONE_S, SLOW_PASSES_S, matrix_update_s
 from workloads.costs.time.timeline import estimate_time
 from workloads.costs.traffic.collectives import collective_time_s
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
@@ -54,7 +54,7 @@ def test_four_ranks_share_them_and_send_a_matrix_each(fields: dict[str, int], co
     wanted = 0.0
     for number, work, elements in rounds:
         message = collective_time_s("all_to_all", 2 * elements, 4, 1, CLUSTER)
-        wanted += number * (work + (1 + copies) * message)
+        wanted += number * (work + LONE_S + (1 + copies) * message)
     assert seconds(of(dp=4, **fields)) == pytest.approx(wanted, rel=1e-12)
 
 
