@@ -76,8 +76,9 @@ class FactorBounds:
         return _BELOW * self.times.of_bounds(factors, points)
 
 
-_BELOW = 1 - 1e-9
-"""Factor for what rounding may add."""
+_BELOW = 0.99
+"""Factor for what may be too much in a bound: traffic beside the least sums of gradients is exposed a little more than
+beside those of a layout, at most 0.6 % of eager steps of a mixture with 256 and 1,024 tokens."""
 
 
 def _distinct(columns: Sequence[Ints], zero: Ints) -> tuple[Ints, Ints]:

@@ -5,7 +5,8 @@
 ``pipeline``, ``seen`` and ``after`` are the form's parts of the neighbour's step (`workloads.predict.time_terms`). By
 the sum of a step's parts (`workloads.costs.time.step_bounds`), f is the ratio of the two steps' micro-batches. Exposed
 data-parallel traffic, and copies and the optimizer, do not grow with the work: where they are less than the
-neighbour's, g and h are the ratios of both, otherwise 1, and x and u the seconds that are added.
+neighbour's, g and h are the ratios of both, otherwise 1, and x and u the seconds that are added. The constant part of
+``after`` stays as it is.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Factors(NamedTuple):
     exposed_s: Floats
     """x, in seconds; 0: no more than the neighbour's."""
     updates: Floats
-    """h: as g."""
+    """h: as g, of all but the constant part of ``after``."""
     updates_s: Floats
     """u, in seconds; 0: no more than the neighbour's."""
 
@@ -66,7 +67,7 @@ class Factors(NamedTuple):
 
     def after_s(self, parts: TimeTerms) -> Floats:
         """Seconds of copies and the optimizer."""
-        after: Floats = self.updates * parts.after + self.updates_s
+        after: Floats = self.updates * (parts.after - parts.fixed) + parts.fixed + self.updates_s
         return after
 
     def of_step(self, parts: TimeTerms) -> Floats:

@@ -170,6 +170,8 @@ class TimeTerms(NamedTuple):
     issued: Floats
     """Host time of the busiest stage's micro-batches, plus device time of the gradients sent back afterwards: a lower
     bound for every schedule."""
+    fixed: Floats
+    """Part of ``after`` that no layout changes."""
 
 
 def step_time(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:
@@ -243,7 +245,8 @@ def step_parts(points: Points, facts: Facts, p: Mapping[str, float]) -> TimeTerm
     shards = np.where(x.zero >= 1, x.dp * x.cp, 1.0)
     others = facts.once_bytes * ((sizes * stages.number).sum(axis=1) - largest)
     optimizer = p["optimizer"] * (facts.optimizer_bytes * largest + others) / shards / x.memory_bandwidth
-    return TimeTerms(pipeline, seen, optimizer + launched * p["step_fixed"] / x.scaled, busy, issued)
+    fixed = launched * p["step_fixed"]
+    return TimeTerms(pipeline, seen, optimizer + fixed, busy, issued, fixed)
 
 
 def host_bound(points: Points, facts: Facts, p: Mapping[str, float]) -> Floats:

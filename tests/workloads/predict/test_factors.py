@@ -13,8 +13,8 @@ from workloads.predict import layouts
 from workloads.predict.factors import Factors
 from workloads.predict.time_terms import TimeTerms, fill_share
 
-PARTS = TimeTerms(*(np.array([seconds]) for seconds in (8.0, 1.0, 1.0, 6.0, 5.0)))
-"""A pipeline of 8 s, 1 s of seen traffic and 1 s after it; hosts launch its work in 5 s."""
+PARTS = TimeTerms(*(np.array([seconds]) for seconds in (8.0, 1.0, 1.0, 6.0, 5.0, 0.2)))
+"""A pipeline of 8 s, 1 s of seen traffic and 1 s after it, 0.2 s of them constant; hosts launch its work in 5 s."""
 SECONDS = ((4.0, 1.0, 1.0), (8.0, 1.5, 1.25), (4.0, 0.5, 0.25))
 """Work, exposed traffic and updates of a neighbour and of two layouts."""
 
@@ -24,7 +24,7 @@ def test_work_is_multiplied_traffic_and_updates_are_added() -> None:
     twice = Factors.between(more, near)
     assert twice.step_s(PARTS).tolist() == [2 * 8 + 1.5 + 1.25]
     assert twice.of_step(PARTS).tolist() == [1.875]
-    assert Factors.between(less, near).step_s(PARTS).tolist() == [8 + 0.5 + 0.25]  # what is less is a share
+    assert Factors.between(less, near).step_s(PARTS).tolist() == pytest.approx([8.9])  # what is less is a share
     assert Factors.between(more, np.array([[1.0], [0.0], [0.0]])).traffic_s(PARTS).tolist() == [1 + 1.5]
     assert Factors.nothing(1).step_s(PARTS).tolist() == [10.0]
 

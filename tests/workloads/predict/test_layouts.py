@@ -281,7 +281,7 @@ def test_figures_of_processes_or_far_off_say_nothing() -> None:
 
 
 def test_parts_of_a_step_are_shares_of_it() -> None:
-    pipeline, seen, after, busy, issued = PREDICTOR.seconds(layouts.points_of([of(dp=8), of(dp=2, pp=4)], H200))
+    pipeline, seen, after, busy, issued, _ = PREDICTOR.seconds(layouts.points_of([of(dp=8), of(dp=2, pp=4)], H200))
     assert ((busy > 0) & (after > 0) & (seen > 0) & (busy <= pipeline)).all()
     assert busy[1] / pipeline[1] < busy[0] / pipeline[0]  # a bubble
     assert ((issued > 0) & (issued <= pipeline)).all()
