@@ -239,7 +239,7 @@ class Structures:
         return self._near_times.model_parallel(experiments, least=True)
 
     def least(self, alike: ModelParallel, of: Ints, zero_stages: Ints, replicas: int, near_s: Floats) -> Factors:
-        """Lower bounds of `factors`, see `StepTimes.least_s`. ``near_s``: `plain_s` of the neighbours."""
+        """`factors` with a lower bound of the work (`StepTimes.least_s`). ``near_s``: `plain_s` of the neighbours."""
         return Factors.between(self._near_times.least_s(alike, of, zero_stages, replicas), near_s)
 
     def of_layers(self, experiments: Sequence[Experiment], factors: Factors) -> Floats:

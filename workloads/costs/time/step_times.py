@@ -98,9 +98,8 @@ class StepTimes:
         return self._by_layout(experiments, parted_steps_s, 4)
 
     def least_s(self, alike: ModelParallel, of: Ints, zero_stages: Ints, replicas: int) -> Floats:
-        """Lower bounds of the first three of `parted_s` of layouts with 1F1B or without a pipeline that are like those
-        of ``alike`` with the indices ``of``, apart from their ZeRO stages and so many replicas of shards (below ZeRO 1
-        all are replicas)."""
+        """`least_steps_s` of layouts with 1F1B or without a pipeline that are like those of ``alike`` with the indices
+        ``of``, apart from their ZeRO stages and so many replicas of shards (below ZeRO 1 all are replicas)."""
         keys = np.stack([alike.degrees[of], zero_stages > 0], axis=1)
         keys, of_key = np.unique(keys, axis=0, return_inverse=True)
         divided = [_divided(alike.experiments[at], replicas if sharded else 0) for at, sharded in keys.tolist()]
