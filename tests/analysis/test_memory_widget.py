@@ -224,8 +224,7 @@ def test_shapes_and_limits_are_those_that_the_planner_reads() -> None:
     shipped = {name: folders.model(name) for name in folders.names("model")}
     by_numbers = {name: model for name, model in shipped.items() if model.layers is None}
     assert {shape.name: shape for shape in SHIPPED} == by_numbers
-    by_kind = shipped.keys() - by_numbers.keys()
-    assert {"gpt_oss_20b", "gpt_oss_120b", "gemma_4_26b_a4b"} == {one for one in by_kind if "_layers" not in one}
+    assert {"gpt_oss_20b", "gemma_4_26b_a4b", "qwen_dense"} <= shipped.keys() - by_numbers.keys()  # by kinds of layers
     with_memory = [name for name in folders.names("cluster") if name != "cpu"]
     assert sorted(cluster["name"] for cluster in given["clusters"]) == with_memory
     for fields in given["clusters"]:
