@@ -182,22 +182,22 @@ def section() -> str:
     attempts = recorded_attempts()
     points = points_of(attempts)
     on, elsewhere = (points[(points["cluster"] == CLUSTER) == here] for here in (True, False))
-    left = _pairs(without_its_model(on, attempts), on)
+    left = pairs_with(without_its_model(on, attempts), on)
     compared = [
         (f"{CLUSTER}, as recorded, when each was run", _recorded(on)),
-        (f"{CLUSTER}, now, nothing measured before", _pairs(planned(on), on)),
+        (f"{CLUSTER}, now, nothing measured before", pairs_with(planned(on), on)),
         (f"{CLUSTER}, now, measured rows of the other models", left),
     ]
     for name, own in elsewhere.groupby("cluster", sort=True):
         known = at_own_hosts(points, str(name), CLUSTER)
         compared += [
             (f"{name}, as recorded, when each was run", _recorded(own)),
-            (f"{name}, now, nothing measured before", _pairs(planned(own), own)),
+            (f"{name}, now, nothing measured before", pairs_with(planned(own), own)),
             (
                 f"{name}, now, rows of {CLUSTER} and the newest probe of each",
-                _pairs(from_another(points, str(name), CLUSTER), own),
+                pairs_with(from_another(points, str(name), CLUSTER), own),
             ),
-            (f"{name}, now, rows of {CLUSTER}, and each host's launches", _pairs(known, own)),
+            (f"{name}, now, rows of {CLUSTER}, and each host's launches", pairs_with(known, own)),
         ]
         kinds = kinds_of(own, attempts, str(name))
         waits, stopped, odd = kinds["waits"], kinds["stopped"], kinds["experiment"].map(has_experts_or_latents)
@@ -207,10 +207,10 @@ def section() -> str:
             ("did not stop, the host does, dense models", ~stopped & waits & ~odd),
             ("did not stop, the host does, experts or latent attention", ~stopped & waits & odd),
         ):
-            compared.append((f"{name}, of these: {said}", _pairs(known, own[those])))
+            compared.append((f"{name}, of these: {said}", pairs_with(known, own[those])))
         for draw, sweep in DRAWS.items():
             those = (own["sweep"] == sweep) & ~stopped
-            compared.append((f"{name}, of these: {draw} draw, did not stop", _pairs(known, own[those])))
+            compared.append((f"{name}, of these: {draw} draw, did not stop", pairs_with(known, own[those])))
     lines = []
     for name, pairs in compared:
         found = grade.grades(pairs)
@@ -219,8 +219,8 @@ def section() -> str:
     shown = by_axis[by_axis["axis"].isin(_SHOWN_AXES)]
     axes = [(f"{row['axis']} {row['value']}", row) for _, row in shown.iterrows()]
     return (
-        f"{_table('predicted by a plan', lines, COLUMNS)}\n\nOn {CLUSTER}, with measured rows of the other models, by "
-        f"axis:\n\n{_table('points with', axes, ('rows', 'MAPE', 'p90', 'bias', 'inside 90 %'))}"
+        f"{table_of('predicted by a plan', lines, COLUMNS)}\n\nOn {CLUSTER}, with measured rows of the other models, by "
+        f"axis:\n\n{table_of('points with', axes, ('rows', 'MAPE', 'p90', 'bias', 'inside 90 %'))}"
     )
 
 
@@ -229,11 +229,13 @@ def _recorded(points: pd.DataFrame) -> pd.DataFrame:
     return pairs[(pairs["depth"] == "closed_form") & (pairs["quantity"] == "step_time")]
 
 
-def _pairs(predictions: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+def pairs_with(predictions: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
+    """Predictions beside the measurements of these points, as `results.statistics.grade` grades them."""
     return grade.pairs_of_predictions(predictions, points)
 
 
-def _table(first: str, lines: Sequence[tuple[str, pd.Series]], columns: Sequence[str]) -> str:
+def table_of(first: str, lines: Sequence[tuple[str, pd.Series]], columns: Sequence[str]) -> str:
+    """A Markdown table of rows of `results.statistics.grade.grades`. ``first``: the heading of the names."""
     head = f"| {first} | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}"
     return "\n".join([head, *(f"| {name} | {' | '.join(_cell(row, one) for one in columns)} |" for name, row in lines)])
 

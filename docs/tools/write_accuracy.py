@@ -21,6 +21,7 @@ from docs.tools import (
     accuracy_limits,
     accuracy_limits_of_public,
     accuracy_of_advice,
+    accuracy_of_captured,
     accuracy_of_engines,
     accuracy_of_hosts,
     accuracy_of_plans,
@@ -179,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     makers: dict[str, Callable[[], str] | None] = {
         "plans": accuracy_of_plans.section,
+        "captured": accuracy_of_captured.section,
         "engines": accuracy_of_engines.section,
         "hosts": accuracy_of_hosts.section,
         "recorded": recorded_section,
