@@ -246,7 +246,7 @@ class Ranking:
 
     def _widening(self, log_factor: Any) -> Any:
         """Lower estimate of cautious over predicted time, by the size of the structure factor's logarithm."""
-        structure = NORMAL_90 * _OF_WIDTH * layouts.STRUCTURE_SPREAD * log_factor
+        structure = NORMAL_90 * _OF_WIDTH * layouts.PLANNED_SPREAD * log_factor
         return np.exp(CAUTION * np.hypot(self.width, structure))
 
     def _least_factors(self, mine: Ints, there: Ints, kind: str, replicas: int) -> Floats:

@@ -260,7 +260,7 @@ def _scaled(
     prediction: Prediction, factors: np.ndarray, of_layers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Step time, low and high multiplied by the structure factors, each as uncertain as it is large."""
-    structure_spread = NORMAL_90 * layouts.spread_of(factors, of_layers)
+    structure_spread = NORMAL_90 * layouts.spread_of(factors, of_layers, layouts.PLANNED_SPREAD)
     wide = np.hypot(np.log(prediction.high_s / prediction.step_time_s), structure_spread)
     middle = prediction.step_time_s * factors
     return middle, middle * np.exp(-wide), middle * np.exp(wide)

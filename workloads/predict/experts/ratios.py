@@ -50,7 +50,7 @@ class RoutedRows:
         """Predictions of the points, experts included."""
         dense = predictor.predict(self.points)
         factors, of_layers = _of_steps(self.factors, self.of_layers, predictor, self.points)
-        spread = NORMAL_90 * _by_itself(factors, of_layers)
+        spread = NORMAL_90 * _by_itself(factors, of_layers, layouts.PLANNED_SPREAD)
         wide = np.hypot(np.log(dense.high_s / dense.step_time_s), spread)
         middle = factors * dense.step_time_s
         return dataclasses.replace(
@@ -65,7 +65,7 @@ class RoutedRows:
     def without_experts(self, measured: Measured, predictor: Predictor) -> Measured:
         """Measurements divided by what the experts of their rows change. Rows that are refused are left out."""
         factors, of_layers = _of_steps(self.factors, self.of_layers, predictor, self.points)
-        points = dataclasses.replace(self.points, doubt=_by_itself(factors, of_layers))
+        points = dataclasses.replace(self.points, doubt=_by_itself(factors, of_layers, layouts.STRUCTURE_SPREAD))
         kept = [place for place in range(len(points)) if place not in self.refused]
         return Measured(
             points.take(kept),
@@ -146,10 +146,10 @@ def _of_steps(factors: Factors, of_layers: Floats, predictor: Predictor, points:
     return factors.of_step(parts), factors.without_schedule(of_layers, parts)
 
 
-def _by_itself(factors: Floats, of_layers: Floats) -> Floats:
+def _by_itself(factors: Floats, of_layers: Floats, share: float) -> Floats:
     """Standard deviation of the part of log(structure factor) that is off in each row by itself; the other part is
     `Points.structure_doubt`."""
-    spread: Floats = math.sqrt(1 - layouts.IN_COMMON) * layouts.spread_of(factors, of_layers)
+    spread: Floats = math.sqrt(1 - layouts.IN_COMMON) * layouts.spread_of(factors, of_layers, share)
     return spread
 
 
