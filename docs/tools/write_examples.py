@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 
 from tests.docs.pages import ROOT, WRITTEN_BY_HAND, code_lines, name_of, write_conf
@@ -192,29 +193,21 @@ def compared(example: Example, printed: Sequence[str]) -> list[Finding]:
     return findings
 
 
-def _partners(shown: Sequence[str], printed: Sequence[str]) -> list[str | None]:
+def _partners(shown: Sequence[str], printed: Sequence[str]) -> Sequence[str | None]:
     """For every shown line the printed one with its words, or null: as many as possible, then those most alike."""
-    patterns = [_pattern(line) for line in shown]
-    rest = [[(0.0, "")] * (len(printed) + 1) for _ in range(len(shown) + 1)]
-    """The best score from shown line n and printed line m on, and what to do there."""
-    for n in reversed(range(len(shown))):
+    best: list[tuple[float, tuple[str | None, ...]]] = [(0.0, ())] * (len(printed) + 1)
+    """By the printed line to begin with: the best score of the shown lines so far, from the last one, and partners."""
+    for line in reversed(shown):
+        pattern, marks = _pattern(line), [*ELLIPSIS.findall(line), ""]
+        with_line = [(best[-1][0], (None, *best[-1][1]))]
         for m in reversed(range(len(printed))):
-            choices = [(rest[n + 1][m][0], "no partner"), (rest[n][m + 1][0], "later")]
-            if patterns[n].match(printed[m]):
-                choices.append((rest[n + 1][m + 1][0] + 1000 + _alike(shown[n], printed[m]), "this"))
-            rest[n][m] = max(choices, key=lambda choice: choice[0])
-        rest[n][-1] = (0.0, "no partner")
-    partners: list[str | None] = []
-    m = 0
-    while (n := len(partners)) < len(shown):
-        does = rest[n][m][1]
-        if does == "this" and (found := patterns[n].match(printed[m])):
-            marks = [*ELLIPSIS.findall(shown[n]), ""]
-            partners.append("".join(piece + mark for piece, mark in zip(found.groups(), marks, strict=True)))
-        elif does == "no partner":
-            partners.append(None)
-        m += does != "no partner"
-    return partners
+            choices = [with_line[-1], (best[m][0], (None, *best[m][1]))]
+            if found := pattern.match(printed[m]):
+                new = "".join(piece + mark for piece, mark in zip(found.groups(), marks, strict=True))
+                choices.append((best[m + 1][0] + 1000 + _alike(line, printed[m]), (new, *best[m + 1][1])))
+            with_line.append(max(choices, key=itemgetter(0)))
+        best = with_line[::-1]
+    return best[0][1]
 
 
 def _alike(one: str, other: str) -> float:
