@@ -36,10 +36,9 @@ def name_of(path: Path) -> str:
 def code_lines(page: str) -> list[str]:
     """The lines of a page's code blocks, without comments; a line that ends in a backslash is joined to the next."""
     page = re.sub(r" *\\\n *", " ", page)
-    fenced = re.findall(r"^ *```(?!yaml)\w*\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
-    indented = re.findall(
-        r"^ {4,}(?!\|)(.+)$", re.sub(r"^ *```.*?^ *```", "", page, flags=re.DOTALL | re.MULTILINE), re.M
-    )
+    blocks = r"^ *```(\w*)\n(.*?)^ *```"
+    fenced = [code for language, code in re.findall(blocks, page, re.DOTALL | re.MULTILINE) if language != "yaml"]
+    indented = re.findall(r"^ {4,}(?!\|)(.+)$", re.sub(blocks, "", page, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     lines = [*(line for block in fenced for line in block.splitlines()), *indented]
     return [line.partition(" # ")[0].strip() for line in lines]
 

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from docs.tools.write_examples import Example, compared, examples, look_through, renewed, saved_files
+from docs.tools.write_examples.lines import compared, renewed
+from docs.tools.write_examples.printed import look_through
+from docs.tools.write_examples.shown import PROGRAM, Example, examples, saved_files
 from tests.docs.pages import WRITTEN_BY_HAND, name_of
 
 PAGES = [
     pytest.param(path, marks=pytest.mark.exhaustive(seconds=30 if path.stem == "advise" else 4), id=name_of(path))
     for path in WRITTEN_BY_HAND
-    if any(example.command.startswith("python -m sweep ") for example in examples(path.read_text()))
+    if any(example.command.startswith(PROGRAM) for example in examples(path.read_text()))
 ]
 PRINTED = [
     "512 GPUs: 1,300 layouts timed",
