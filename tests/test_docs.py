@@ -1,13 +1,10 @@
-"""The documents tell the truth: the tree, the examples, the commands, the fields and their defaults, the links."""
+"""The documents tell the truth: the diagrams, the links, the commands, the fields and their defaults, names in code."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
 import re
-import shlex
-import shutil
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,75 +14,16 @@ import pytest
 import yaml
 
 from docs.tools import write_tree
-from sweep.__main__ import main
-from sweep.composing.conffiles import GROUPS, ConfFolders
-from sweep.composing.config import SweepConfig, compose_sweep
-from tests.sampling import sampled
-from workloads.costs.shape.params import num_params
+from sweep.composing.conffiles import ConfFolders
+from tests.docs.pages import DOCS, PAGES, REFERENCE, ROOT, WRITTEN_BY_HAND, code_lines, commands, name_of
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, HostSpec, LinkSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.layer_list import MTP_LOSS_WEIGHT
 from workloads.spec.model_fields import OF_LAYERS
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *(path for path in sorted(DOCS.rglob("*.md")) if not path.is_relative_to(DOCS / "lab")),  # history
-]
-WRITTEN_BY_HAND = [path for path in PAGES if path.parent != DOCS / "reference"]
-"""The pages of docs/reference are written from the code, and checked where that is done."""
-REFERENCE = (
-    *(
-        DOCS / f"{name}.md"
-        for name in ("grids", "fields", "model_files", "models", "clusters", "configuration", "plans")
-    ),
-    *sorted((DOCS / "fields").glob("*.md")),
-    *sorted((DOCS / "layers").glob("*.md")),
-)
-"""Pages about the files, fields and layers that describe a sweep."""
 LONGEST = 250
 """Most lines of a page of the reference."""
-EXAMPLES = DOCS / "examples"
-PLANNED = (*REFERENCE, EXAMPLES / "README.md")
-"""Pages whose commands are run below, not only composed."""
-
-
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
-def code_lines(page: str) -> list[str]:
-    """The lines of a page's code blocks, without comments; a line that ends in a backslash is joined to the next."""
-    page = re.sub(r" *\\\n *", " ", page)
-    fenced = re.findall(r"^ *```(?!yaml)\w*\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
-    indented = re.findall(
-        r"^ {4,}(?!\|)(.+)$", re.sub(r"^ *```.*?^ *```", "", page, flags=re.DOTALL | re.MULTILINE), re.M
-    )
-    lines = [*(line for block in fenced for line in block.splitlines()), *indented]
-    return [line.partition(" # ")[0].strip() for line in lines]
-
-
-def commands(page: str, module: str) -> list[list[str]]:
-    """The words after ``python -m MODULE`` of every such line in the page's code blocks."""
-    start = f"python -m {module} "
-    return [shlex.split(line.removeprefix(start)) for line in code_lines(page) if line.startswith(start)]
-
-
-def write_conf(page: str, folder: Path) -> Path:
-    """Every YAML block of a page whose first line names its file, written below ``folder``."""
-    blocks = re.findall(r"^( *)```yaml\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
-    for _, block in blocks:
-        text = textwrap.dedent(block)
-        named = re.match(r"# (conf/(\w+)/[\w.-]+\.yaml)\n", text)
-        assert named, f"a YAML block does not begin with the name of its file: {text[:80]!r}"
-        assert named.group(2) in GROUPS
-        (folder / named.group(1)).parent.mkdir(parents=True, exist_ok=True)
-        (folder / named.group(1)).write_text(text)
-    (folder / "conf").mkdir(exist_ok=True)
-    return folder / "conf"
 
 
 # Diagrams, links and commands
@@ -127,41 +65,6 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.slow(seconds=3)
-def test_sweeps_on_the_command_lines_can_be_composed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = []
-    for path in WRITTEN_BY_HAND:
-        if path in PLANNED:
-            continue
-        folder = tmp_path / name_of(path).replace("/", "-")
-        folder.mkdir()
-        write_conf(path.read_text(), folder)
-        monkeypatch.chdir(folder)
-        for words in commands(path.read_text(), "sweep"):
-            if words[0] in ("plan", "run") and len(words) > 1 and "--help" not in words:
-                try:
-                    assert compose(words[1:]).grids
-                except Exception as error:
-                    wrong.append(f"{shlex.join(words)} in {name_of(path)}: {error!r}")
-    assert wrong == []
-
-
-def compose(words: list[str]) -> SweepConfig:
-    rest, where, folders = [], [], []
-    arguments = iter(words)
-    for word in arguments:
-        if word == "--where":
-            where.append(next(arguments))
-        elif word == "--conf":
-            folder = Path(next(arguments))
-            folders.append(folder if folder.is_dir() else ROOT / folder)
-        elif word in ("--out", "--top", "--sort", "--show"):
-            next(arguments)
-        elif not word.startswith("--"):
-            rest.append(word)
-    return compose_sweep(rest, ConfFolders(tuple(folders)), extra_where=where)
-
-
 def test_commands_exist() -> None:
     assert [f"{command} in {name_of(path)}" for path in WRITTEN_BY_HAND for command in _unknown_commands(path)] == []
 
@@ -183,41 +86,6 @@ def _unknown_commands(path: Path) -> Iterator[str]:
 
 # The reference: grids, fields, files and plans
 
-COMMANDS_OF_THE_REFERENCE = [
-    [name_of(page), *words] for page in REFERENCE for words in commands(page.read_text(), "sweep")
-]
-PLANS_OF_THE_REFERENCE = [command for command in COMMANDS_OF_THE_REFERENCE if command[1] == "plan"]
-
-
-def plan_of(command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Runs a command in a folder that has the YAML files of its page alone."""
-    page, *words = command
-    write_conf((ROOT / page).read_text(), folder)
-    monkeypatch.chdir(folder)
-    return main(words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", sampled(PLANS_OF_THE_REFERENCE, 10, seconds=2), ids=" ".join)
-def test_plans_of_the_reference(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert plan_of(command, tmp_path, monkeypatch) == 0, capsys.readouterr().err
-    assert "no step time is predicted" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_points_of_the_reference_are_explained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    explained = [command for command in COMMANDS_OF_THE_REFERENCE if command[1] == "explain"]
-    assert explained
-    for command in explained:
-        file = command[command.index("--results") + 1]
-        (written,) = (other for other in PLANS_OF_THE_REFERENCE if other[0] == command[0] and other[-1] == file)
-        assert plan_of(written, tmp_path, monkeypatch) == 0, capsys.readouterr().err
-        assert plan_of(command, tmp_path, monkeypatch) == 0, capsys.readouterr().err
-
 
 @pytest.mark.parametrize("page", REFERENCE, ids=lambda page: page.stem)
 def test_pages_of_the_reference_are_short_and_open_with_their_question_and_a_command(page: Path) -> None:
@@ -226,24 +94,6 @@ def test_pages_of_the_reference_are_short_and_open_with_their_question_and_a_com
     first_screen = "\n".join(text.splitlines()[:45])
     assert "This page answers" in first_screen
     assert commands(first_screen, "sweep")
-
-
-@pytest.mark.slow
-def test_every_file_of_the_reference_is_used_or_can_be(tmp_path: Path) -> None:
-    for page in REFERENCE:
-        write_conf(page.read_text(), tmp_path)
-    folders = ConfFolders((tmp_path / "conf",))
-    own = {group: [path.stem for path in (tmp_path / "conf" / group).glob("*.yaml")] for group in GROUPS}
-    assert all(own.values()), own
-    for grid in own["grid"]:
-        assert compose_sweep([f"+grid={grid}"], folders).grids[0].description
-    for cluster in own["cluster"]:
-        assert compose_sweep(["+grid=first", f"cluster={cluster}"], folders).cluster.name == cluster
-    for model in own["model"]:
-        assert folders.model(model).name == model
-    for group in ("launcher", "measure"):
-        for name in own[group]:
-            compose_sweep(["+grid=first", f"{group}={name}"], folders)
 
 
 def section(page: str, title: str) -> str:
@@ -332,19 +182,6 @@ def test_names_of_expressions_and_sections_and_shipped_files_are_complete() -> N
     assert list(table(section("plans.md", "Verdicts"))) == list(VERDICTS)
 
 
-ON_SLURM = [words for words in commands((ROOT / "README.md").read_text(), "sweep") if "launcher=slurm" in words]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ON_SLURM, ids=" ".join)
-def test_commands_of_the_first_page_for_slurm_write_batch_files(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*command, "launcher.dry=true"]) == 0, capsys.readouterr().err
-    assert "#SBATCH --partition=main" in capsys.readouterr().out
-
-
 def test_the_page_of_results_names_every_room_and_file_of_its_code() -> None:
     folder = ROOT / "results"
     page = (folder / "README.md").read_text()
@@ -399,28 +236,6 @@ def _missing_names(path: Path) -> Iterator[str]:
 
 def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
-
-
-# docs/examples
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", commands((EXAMPLES / "README.md").read_text(), "sweep"), ids=" ".join)
-def test_examples_plan(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(EXAMPLES, tmp_path / "examples")
-    monkeypatch.chdir(tmp_path / "examples")
-    assert main(["plan", *command[1:]]) == 0, capsys.readouterr().err
-    assert re.search(r"^run +\d", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_the_qwen_example_is_qwen(tmp_path: Path) -> None:
-    folders = ConfFolders((EXAMPLES / "qwen3_14b" / "conf",))
-    assert num_params(folders.model("qwen3_14b")) == 14_768_307_200  # safetensors total on Hugging Face
-    cluster = compose_sweep(["+grid=qwen3_14b_128gpu"], folders).cluster
-    assert cluster.inter_node is not None
-    assert 8 * 8 * cluster.inter_node.bandwidth == 4 * 200e9  # bits per second of a node
 
 
 # The guide to adding an axis

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from sweep.__main__ import main
-from tests.test_docs import DOCS
+from tests.docs.pages import DOCS
 
 CONF = DOCS / "examples" / "slurm_recipes" / "conf"
 _ROW = re.compile(
