@@ -219,8 +219,8 @@ def section() -> str:
     shown = by_axis[by_axis["axis"].isin(_SHOWN_AXES)]
     axes = [(f"{row['axis']} {row['value']}", row) for _, row in shown.iterrows()]
     return (
-        f"{table_of('predicted by a plan', lines, COLUMNS)}\n\nOn {CLUSTER}, with measured rows of the other models, by "
-        f"axis:\n\n{table_of('points with', axes, ('rows', 'MAPE', 'p90', 'bias', 'inside 90 %'))}"
+        f"{table_of('predicted by a plan', lines, COLUMNS)}\n\nOn {CLUSTER}, with measured rows of the other models, "
+        f"by axis:\n\n{table_of('points with', axes, ('rows', 'MAPE', 'p90', 'bias', 'inside 90 %'))}"
     )
 
 
