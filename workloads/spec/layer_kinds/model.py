@@ -125,6 +125,9 @@ class LayeredModel:
     """Largest absolute logit: logits are ``cap * tanh(logits / cap)`` (Gemma 2); 0: no cap."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by the root of the hidden size (Gemma)."""
+    same_cost: tuple[str, ...] = ()
+    """What the model computes otherwise than its kinds at the same cost, by name: factors of residuals and logits, a
+    norm after the rotation. No engine here computes it."""
     left_out: tuple[str, ...] = ()
     """What the file has and no number here counts, as sentences."""
     without_effect: tuple[str, ...] = ()
