@@ -216,7 +216,10 @@ def test_text_alone_names_what_costs_the_same() -> None:
         ("hunyuan_v1_moe", ("norms of queries and keys after their rotation",)),
         ("laguna", ("output gates by softplus",)),
         ("minicpm3", ("embeddings multiplied by 12", "residuals multiplied by 0.7", "logits divided by 2")),
-        ("olmo_hybrid", ("rates of the gated delta rule of up to 2",)),
+        (
+            "olmo_hybrid",
+            ("rates of the gated delta rule of up to 2", "norms of recurrent heads with an epsilon of 1e-05"),
+        ),
         ("hyperclovax", ("embeddings multiplied by 12", "residuals multiplied by 0.22", "logits divided by 8")),
     ],
 )

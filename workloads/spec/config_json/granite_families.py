@@ -44,7 +44,7 @@ def read_granite(fields: Fields, model_type: str) -> LayeredModel:
         Layer(mixer=_attention(fields, one, span, sinks=windows), mlp=mlp, norms=norms)
         for one, span in zip(positions, spans, strict=True)
     ]
-    return assemble(fields, layers, same_cost=factors(fields))
+    return assemble(fields, layers, tied=model_type == "granite_swa", same_cost=factors(fields))
 
 
 def _attention(fields: Fields, positions: Rope | None, span: Span = FULL, *, sinks: bool = False) -> Attention:

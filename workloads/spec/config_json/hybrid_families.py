@@ -77,8 +77,11 @@ def read_olmo_hybrid(fields: Fields, model_type: str) -> LayeredModel:
     listed = fields.listing("layer_types", count)
     if set(listed) - set(kinds):
         raise InvalidExperiment(f"{fields.label}: layer_types may hold full_attention and linear_attention")
-    doubled = fields.flag("linear_allow_neg_eigval", True)
-    same_cost = ("rates of the gated delta rule of up to 2",) if doubled else ()
+    named = {
+        "rates of the gated delta rule of up to 2": fields.flag("linear_allow_neg_eigval", True),
+        "norms of recurrent heads with an epsilon of 1e-05": fields.number("rms_norm_eps", 1e-6) != 1e-5,
+    }
+    same_cost = tuple(name for name, differs in named.items() if differs)
     return assemble(fields, [kinds[kind] for kind in listed], same_cost=same_cost)
 
 

@@ -25,11 +25,14 @@ from workloads.spec.layer_kinds.mlp import DenseMLP
 from workloads.spec.layer_kinds.model import HyperConnections, Layer, LayeredModel
 from workloads.spec.layer_kinds.recurrent import KimiDelta
 
+_SCALES = {"glm4_moe_lite": 1.8, "sarvam_mla": 2.5}
+"""Factor of experts' weights if the file does not say, of families whose first layer alone is dense then."""
+
 
 def read_deepseek(fields: Fields, model_type: str) -> LayeredModel:
     """DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash and Sarvam, and with an indexer DeepSeek-V3.2 and GLM-5."""
-    if model_type in ("glm4_moe_lite", "sarvam_mla"):
-        fields.assume({"first_k_dense_replace": 1})
+    if model_type in _SCALES:
+        fields.assume({"first_k_dense_replace": 1, "routed_scaling_factor": _SCALES[model_type]})
     count, act = layer_count(fields), activation(fields)
     v2 = model_type == "deepseek_v2"
     options = router(fields, score="softmax" if v2 else "sigmoid", normalize=not v2, correction=not v2)

@@ -248,7 +248,13 @@ def read_llama4(fields: Fields, model_type: str) -> LayeredModel:
 
 _GLM4_MOE: Mapping[str, Mapping[str, Any]] = {
     "dots1": {"use_qk_norm": True},
-    "sarvam_moe": {"use_qk_norm": True, "first_k_dense_replace": 1, "head_dim": 64, "rope_theta": 8_000_000.0},
+    "sarvam_moe": {
+        "use_qk_norm": True,
+        "first_k_dense_replace": 1,
+        "head_dim": 64,
+        "rope_theta": 8_000_000.0,
+        "routed_scaling_factor": 2.5,
+    },
     "solar_open": {"head_dim": 128, "rope_theta": 1_000_000.0},
 }
 """What families of GLM-4.5's layers take for fields that a file leaves out."""
@@ -291,7 +297,9 @@ def read_glm4_moe(fields: Fields, model_type: str) -> LayeredModel:
 
 def read_hy_v3(fields: Fields, model_type: str) -> LayeredModel:
     """Hy3 of Tencent: as GLM-4.5, with biases of the attention's output if there are any."""
-    fields.assume({"head_dim": 128, "rope_theta": 11_158_840.0, "first_k_dense_replace": 1})
+    fields.assume(
+        {"head_dim": 128, "rope_theta": 11_158_840.0, "first_k_dense_replace": 1, "router_scaling_factor": 2.826}
+    )
     count, act = layer_count(fields), activation(fields)
     fields.choice("mlp_bias", (False,), False)
     fields.choice("qk_norm", (True,), True)

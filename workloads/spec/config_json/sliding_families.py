@@ -173,7 +173,7 @@ def _mimo_window(fields: Fields) -> int:
 
 def read_exaone_moe(fields: Fields, model_type: str) -> LayeredModel:
     """EXAONE with experts: where some layers have windows, the others have no positions."""
-    fields.assume({"first_k_dense_replace": 1})
+    fields.assume({"first_k_dense_replace": 1, "routed_scaling_factor": 2.5})
     count, act = layer_count(fields), activation(fields)
     windowed = fields.given("sliding_window")
     experts, dense = _beside_dense(fields, act, shared=shared_count(fields, 1))
