@@ -248,6 +248,7 @@ def read_llama4(fields: Fields, model_type: str) -> LayeredModel:
 
 _GLM4_MOE: Mapping[str, Mapping[str, Any]] = {
     "dots1": {"use_qk_norm": True},
+    "glm4_moe": {"partial_rotary_factor": 0.5},
     "sarvam_moe": {
         "use_qk_norm": True,
         "first_k_dense_replace": 1,
