@@ -272,6 +272,21 @@ def test_positions_of_granite_differ_by_layer() -> None:
     assert all(mixer.rope is not None for mixer in mixers(rotated))
 
 
+@pytest.mark.parametrize(
+    ("fields", "base"),
+    [
+        ({}, 1e4),
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_theta": None}, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
+        ({"rope_parameters": {"rope_type": "default"}}, 1e4),
+    ],
+)
+def test_olmo_hybrid_without_a_base_has_no_positions(fields: dict[str, Any], base: float | None) -> None:
+    found = {mixer.rope and mixer.rope.theta for mixer in mixers(read("olmo_hybrid", **fields))}
+    assert found == {base}
+
+
 def test_hy3_has_the_parameters_of_its_files() -> None:
     """tencent/Hy3 holds 298,786,140,416 numbers in bf16, with one module of multi-token prediction of the last layer's
     kind: two norms more, a product of twice the hidden size, and a norm before the shared head."""

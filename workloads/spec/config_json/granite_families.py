@@ -108,6 +108,8 @@ def read_granite_hybrid(fields: Fields, model_type: str) -> LayeredModel:
 def read_bamba(fields: Fields, model_type: str) -> LayeredModel:
     """Mamba-2, and attention in some layers, with a dense MLP in every layer."""
     fields.assume({"partial_rotary_factor": 0.5})
+    if (share := fields.number("partial_rotary_factor")) != 0.5:
+        raise InvalidExperiment(f"{fields.label}: partial_rotary_factor={share:g} must be 0.5, as transformers has it")
     fields.ignore("attn_rotary_emb", "z_loss_coefficient")
     count, act = layer_count(fields), activation(fields)
     bias = fields.flag("attention_bias", False)

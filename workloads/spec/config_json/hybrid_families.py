@@ -60,15 +60,11 @@ def read_qwen_next(fields: Fields, model_type: str) -> LayeredModel:
 def read_olmo_hybrid(fields: Fields, model_type: str) -> LayeredModel:
     """OLMo Hybrid: layers with the gated delta rule have norms of inputs, those with attention norms of outputs."""
     count, act = layer_count(fields), activation(fields)
-    fields.ignore(
-        *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"),
-        *("rope_theta", "rope_scaling"),
-    )
-    parameters, bias = fields.value("rope_parameters", None), fields.flag("attention_bias", False)
-    rotated = isinstance(parameters, Mapping) and parameters.get("rope_theta") is not None
-    attention = grouped(
-        fields, positions=rope(fields) if rotated else None, bias=bias, output_bias=bias, norm="all_heads"
-    )
+    fields.ignore(*("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"))
+    bias = fields.flag("attention_bias", False)
+    positions = None if _has_no_base(fields) else rope(fields)
+    fields.ignore("rope_parameters", "rope_theta", "rope_scaling")
+    attention = grouped(fields, positions=positions, bias=bias, output_bias=bias, norm="all_heads")
     mlp = DenseMLP(width=fields.count("intermediate_size"), activation=act)
     kinds = {
         "linear_attention": Layer(mixer=_delta(fields), mlp=mlp),
@@ -83,6 +79,15 @@ def read_olmo_hybrid(fields: Fields, model_type: str) -> LayeredModel:
     }
     same_cost = tuple(name for name, differs in named.items() if differs)
     return assemble(fields, [kinds[kind] for kind in listed], same_cost=same_cost)
+
+
+def _has_no_base(fields: Fields) -> bool:
+    """Whether the base of positions is given as null, which means no positions; a base that is missing is the usual
+    one."""
+    parameters = fields.value("rope_parameters", None)
+    if isinstance(parameters, Mapping):
+        return "rope_theta" in parameters and parameters["rope_theta"] is None
+    return "rope_theta" in fields.names() and not fields.given("rope_theta")
 
 
 def _delta(fields: Fields) -> GatedDeltaRule:
