@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.sampling import sampled
 from workloads.rules.engine_kinds import adapters_lack, lacking_kinds
 from workloads.spec.config_json.expressible import model_spec
 from workloads.spec.config_json.families import FAMILIES
@@ -171,7 +172,7 @@ def test_a_small_model_of_a_family(kind: str, tmp_path: Path) -> None:
     assert model.parameters == parameters
 
 
-@pytest.mark.parametrize("kind", OWN_DEFAULTS)
+@pytest.mark.parametrize("kind", sampled(OWN_DEFAULTS, 12, seconds=1))
 @pytest.mark.slow
 def test_the_defaults_of_a_family(kind: str, tmp_path: Path) -> None:
     parameters, by_layer = written(kind, {}, tmp_path)
