@@ -55,7 +55,7 @@ def description(model: LayeredModel) -> dict[str, Any]:
 def _engine_lacks(model: LayeredModel) -> list[str]:
     """What the engine lacks to run the model, by name; empty if it runs it."""
     residuals = [what for what in not_expressible(model) if what.startswith("residuals")]
-    return [*lacking_kinds(model_spec(model, ahead=True)), *residuals]
+    return list(dict.fromkeys([*lacking_kinds(model_spec(model, ahead=True)), *residuals]))
 
 
 def _labels(model: LayeredModel) -> Counter[str]:

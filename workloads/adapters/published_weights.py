@@ -19,11 +19,11 @@ from workloads.spec.weights import Weight
 
 _TRANSPOSED = ("gpt_oss", "llama4_text")
 """Families whose experts multiply from the right: weights are (experts, inputs, outputs)."""
-_PAIRS = ("llama4_text",)
+_PAIRS = ("llama4_text", "ernie4_5", "ernie4_5_moe", "helium")
 """Families that rotate neighbouring columns of a head; ours rotate columns half a head apart."""
-_LATENT_PAIRS = ("deepseek_v2", "deepseek_v3")
+_LATENT_PAIRS = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "sarvam_mla", "youtu")
 """The same of the rotated columns of latent attention, the last ones of a query and of the key that heads share."""
-_SHIFTED = ("gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_SHIFTED = ("gemma", "gemma2", "gemma3_text", "vaultgemma", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Families whose norms multiply by one plus their weight, except those of recurrent heads."""
 _ENDS = {
     **dict.fromkeys(("model.embed_tokens.weight", "model.embeddings.weight"), weights.embedding),
@@ -160,8 +160,8 @@ def _joined(
         heads = 1 if short == "self_attn.kv_a_proj_with_mqa.weight" else m.num_heads
         return last_in_pairs(joined, heads, m.mla.qk_rope_head_dim)
     if kind in _PAIRS and short in ("self_attn.q_proj.weight", "self_attn.k_proj.weight"):
-        assert isinstance(mixer, Attention)
-        return joined.unflatten(0, (-1, 2, mixer.head_dim // 2)).transpose(1, 2).flatten(0, 2)
+        size = mixer.head_dim if isinstance(mixer, Attention) else m.head_dim
+        return joined.unflatten(0, (-1, 2, size // 2)).transpose(1, 2).flatten(0, 2)
     return joined
 
 

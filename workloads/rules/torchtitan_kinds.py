@@ -55,6 +55,7 @@ def _of_every_model(model: ModelSpec, layers: Sequence[Layer]) -> Iterator[str]:
     listed = layers_of(model)
     if listed.logit_cap or listed.scaled_embedding:
         yield "a cap of the logits or scaled embeddings"
+    yield from listed.same_cost
     if listed.streams > 1:
         yield f"hyper-connections of {listed.streams} streams"
     if any(layer.norms != 2 or layer.outputs_normed for layer in layers):

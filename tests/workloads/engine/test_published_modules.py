@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -238,10 +238,13 @@ def test_losses_and_gradients_are_those_of_the_published_class(gloo_pool: Pool, 
     check_losses_and_gradients(gloo_pool, kind)
 
 
-def check_losses_and_gradients(gloo_pool: Pool, kind: str) -> None:
-    """Raises `AssertionError` where the engine and the class of a family differ."""
+def check_losses_and_gradients(
+    gloo_pool: Pool, kind: str, sizes: Mapping[str, Any] | None = None, value_of: Callable[..., Tensor] = value_of
+) -> None:
+    """Raises `AssertionError` where the engine and the class of a family differ. ``sizes``: of the model, by default
+    those in `CONFIGS`; ``value_of``: what a parameter of the class holds."""
     pytest.importorskip("transformers")
-    config = {**COMMON, **CONFIGS[kind]}
+    config = {**COMMON, **(sizes or CONFIGS[kind])}
     model = model_spec(layers_from_config(kind, {**config, "model_type": kind}))
     case = Experiment.canonical(
         model=model,

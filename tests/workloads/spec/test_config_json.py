@@ -205,7 +205,7 @@ def changed(name: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (changed("Qwen/Qwen3-8B", model_type="qwen33"), "x: no reader for model_type='qwen33'; known: apertus"),
+        (changed("Qwen/Qwen3-8B", model_type="qwen33"), "x: no reader for model_type='qwen33'; known: afmoe"),
         (changed("Qwen/Qwen3-8B", model_type="REMOVED"), "x: model_type is missing"),
         (changed("Qwen/Qwen3-8B", hidden_size="REMOVED"), "x: hidden_size is missing"),
         (changed("Qwen/Qwen3-8B", hidden_size="big"), "x: hidden_size='big' must be a whole number of at least 1"),

@@ -34,6 +34,13 @@ def test_names_of_transformers_5_alone(kind: str) -> None:
     assert layers_from_config(kind, known["config"]).parameters == known["parameters"]
 
 
+@pytest.mark.parametrize("name", FILE["own"])
+def test_names_of_families_own_files(name: str) -> None:
+    """Files with fields that transformers does not write. Parameters are those that it builds of them."""
+    known = FILE["own"][name]
+    assert layers_from_config(name, known["config"]).parameters == known["parameters"]
+
+
 def test_dropout_is_said() -> None:
     model = layers_from_config("seed", FILE["native"]["seed_oss"]["config"])
     assert model.left_out == ("dropout of 0.1 (attention_dropout)", "dropout of 0.1 (residual_dropout)")

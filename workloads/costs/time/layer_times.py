@@ -123,7 +123,7 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     recompute_s, recompute_exposed_s, named = 0.0, 0.0, e.recomputed_operations
     if e.recompute == "full":
         recompute_s, recompute_exposed_s = forward - of_head, tp.forward_s + experts.dispatch_s + cp_forward
-        if kind.normed_beside or kind.ahead:  # outputs of experts are inputs of a norm
+        if kind.norms_outputs or kind.ahead:  # outputs of experts are inputs of a norm
             recompute_exposed_s += experts.combine_s
         if kind.ends_in_product:
             recompute_s -= per_number * tokens * _last_product(kind, hidden) / e.tp

@@ -33,6 +33,15 @@ class Dense:
     scaled_embedding: bool = False
     scalar: str = ""
     """Field whose value, in place of a head's size, is the square of what scores are divided by."""
+    bias_fields: tuple[str, ...] = ("attention_bias",)
+    """Fields that say whether attention has biases, which agree."""
+    mlp_bias_fields: tuple[str, ...] = ("mlp_bias",)
+    listed: bool = False
+    """Whether ``layer_types`` must be there: no other field says which layers have windows."""
+    window_rotated_alone: bool = False
+    """Where some layers have windows, the others have no positions."""
+    same_cost: tuple[str, ...] = ()
+    """As of `LayeredModel`."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields that published files of the family leave out."""
 
@@ -49,8 +58,33 @@ _GEMMA3 = {
     "rope_local_base_freq": 10_000.0,
     "query_pre_attn_scalar": 256,
 }
+_GLM = {"head_dim": 128, "attention_bias": True, "partial_rotary_factor": 0.5}
+_GEMMA2 = {"sliding_window_pattern": 2, "query_pre_attn_scalar": 256}
+NORMED_AFTER_ROTATION = "norms of queries and keys after their rotation"
 DENSE: Mapping[str, Dense] = {
     "llama": Dense(),
+    "cwm": Dense(qkv_bias=False, listed=True, defaults={"head_dim": 128, "rope_theta": 1_000_000.0}),
+    "ernie4_5": Dense(
+        bias_fields=("use_bias",),
+        mlp_bias_fields=("use_bias",),
+        tied=True,
+        defaults={"head_dim": 128, "rope_theta": 500_000.0},
+    ),
+    "exaone4": Dense(
+        qkv_bias=False,
+        norm="head",
+        outputs_normed=True,
+        window_rotated_alone=True,
+        defaults={"sliding_window_pattern": 4},
+    ),
+    "glm": Dense(output_bias=False, defaults=_GLM),
+    "glm4": Dense(output_bias=False, norms=4, defaults=_GLM),
+    "helium": Dense(defaults={"head_dim": 128, "rope_theta": 100_000.0}),
+    "hunyuan_v1_dense": Dense(norm="head", same_cost=(NORMED_AFTER_ROTATION,)),
+    "internlm3": Dense(
+        bias_fields=("attention_bias", "qkv_bias"), mlp_bias_fields=("mlp_bias", "bias"), defaults={"head_dim": 128}
+    ),
+    "iquestcoder": Dense(defaults={"head_dim": 128}),
     "mistral": Dense(qkv_bias=False),
     "ministral": Dense(qkv_bias=False),
     "ministral3": Dense(qkv_bias=False),
@@ -73,7 +107,15 @@ DENSE: Mapping[str, Dense] = {
         tied=True,
         scaled_embedding=True,
         scalar="query_pre_attn_scalar",
-        defaults={"sliding_window_pattern": 2, "query_pre_attn_scalar": 256},
+        defaults=_GEMMA2,
+    ),
+    "vaultgemma": Dense(
+        act="gelu_pytorch_tanh",
+        act_name="hidden_activation",
+        tied=True,
+        scaled_embedding=True,
+        scalar="query_pre_attn_scalar",
+        defaults=_GEMMA2,
     ),
     "gemma3_text": Dense(
         norm="head",
@@ -88,11 +130,25 @@ DENSE: Mapping[str, Dense] = {
 }
 
 
+def published_by_hunyuan(fields: Fields) -> None:
+    """Fields of Hunyuan's own files that its class in transformers does not read."""
+    fields.assume({"head_dim": fields.value("attention_head_dim", None)})
+    for name, only in (("use_cla", False), ("use_qk_norm", True), ("use_rotary_pos_emb", True), ("mlp_bias", False)):
+        fields.choice(name, (only,), only)
+    fields.choice("norm_type", ("rms",), "rms")
+    fields.ignore(
+        "cla_share_factor", "class_num", "dense_list", "mask_init_id", "org_vocab_size", "pad_id", "pool_type"
+    )
+    fields.ignore("im_end_id", "im_newline_id", "im_start_id", "text_end_id", "text_start_id")
+
+
 def read_dense(fields: Fields, model_type: str) -> LayeredModel:
     family = DENSE[model_type]
     fields.assume(family.defaults)
+    if model_type == "hunyuan_v1_dense":
+        published_by_hunyuan(fields)
     count = layer_count(fields)
-    said = fields.flag("attention_bias", False)
+    said = fields.flag(family.bias_fields[0], False, also=family.bias_fields[1:])
     bias = said if family.qkv_bias is None else family.qkv_bias
     output_bias = bias if family.output_bias is None else family.output_bias
     if model_type == "seed_oss":
@@ -107,7 +163,7 @@ def read_dense(fields: Fields, model_type: str) -> LayeredModel:
         width=fields.count("intermediate_size"),
         activation=activation(fields, family.act_name, family.act),
         gated=family.gated,
-        bias=fields.flag("mlp_bias", False),
+        bias=fields.flag(family.mlp_bias_fields[0], False, also=family.mlp_bias_fields[1:]),
     )
     soft_cap = fields.value("attn_logit_softcapping", None) is not None
     fields.ignore(
@@ -115,7 +171,10 @@ def read_dense(fields: Fields, model_type: str) -> LayeredModel:
     )
     scalar = fields.number(family.scalar) if family.scalar else 0.0
     layers, rotated = [], _rotated(fields, count)
-    for span, has_rope in zip(_spans(fields, count), rotated, strict=True):
+    windowed, spans = fields.given("sliding_window"), _spans(fields, count, listed=family.listed)
+    if family.window_rotated_alone and windowed:
+        rotated = [isinstance(span, Window) for span in spans]
+    for span, has_rope in zip(spans, rotated, strict=True):
         kind = "sliding_attention" if isinstance(span, Window) else "full_attention"
         attention = grouped(
             fields,
@@ -130,7 +189,14 @@ def read_dense(fields: Fields, model_type: str) -> LayeredModel:
             attention = replace(attention, score_scale=scalar**-0.5)
         layers.append(Layer(mixer=attention, mlp=mlp, norms=family.norms, outputs_normed=family.outputs_normed))
     logit_cap = fields.number("final_logit_softcapping", 0.0)
-    return assemble(fields, layers, tied=family.tied, logit_cap=logit_cap, scaled_embedding=family.scaled_embedding)
+    return assemble(
+        fields,
+        layers,
+        tied=family.tied,
+        logit_cap=logit_cap,
+        scaled_embedding=family.scaled_embedding,
+        same_cost=family.same_cost,
+    )
 
 
 def _positions(fields: Fields, kind: str) -> Rope:
@@ -142,10 +208,11 @@ def _positions(fields: Fields, kind: str) -> Rope:
     return Rope(fields.number("rope_local_base_freq"))
 
 
-def _spans(fields: Fields, count: int) -> list[Span]:
-    """Span of each layer: ``layer_types``, a window every so many layers, or one window for all."""
+def _spans(fields: Fields, count: int, *, listed: bool = False) -> list[Span]:
+    """Span of each layer: ``layer_types``, which must be there if ``listed``, a window every so many layers, or one
+    window for all."""
     fields.ignore("max_window_layers", "use_sliding_window", "sliding_window_pattern", "_sliding_window_pattern")
-    if fields.given("layer_types"):
+    if listed or fields.given("layer_types"):
         return spans_of(fields, count)
     if not fields.given("sliding_window") or fields.value("use_sliding_window", True) is False:
         fields.ignore("sliding_window")

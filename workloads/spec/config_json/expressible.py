@@ -36,6 +36,7 @@ def _missing(model: LayeredModel) -> Iterator[str]:
         yield "a cap of the logits"
     if model.scaled_embedding:
         yield "scaled embeddings"
+    yield from model.same_cost
     yield from (what for what in model.left_out if what.startswith("residuals"))
 
 

@@ -1,6 +1,9 @@
-"""Readers of families that mix attention with recurrent layers: Qwen3-Next and Qwen3.5, MiniMax-01, Nemotron-H."""
+"""Readers of families that mix attention with recurrent layers: Qwen3-Next and Qwen3.5, MiniMax-01, Nemotron-H, OLMo
+Hybrid."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import (
@@ -25,13 +28,7 @@ def read_qwen_next(fields: Fields, model_type: str) -> LayeredModel:
     bias = fields.flag("attention_bias", False)
     gate = "element" if fields.flag("attn_output_gate", True) else "none"
     attention = grouped(fields, positions=rope(fields), bias=bias, output_bias=bias, norm="head", gate=gate)
-    delta = GatedDeltaRule(
-        key_heads=fields.count("linear_num_key_heads"),
-        value_heads=fields.count("linear_num_value_heads"),
-        key_dim=fields.count("linear_key_head_dim"),
-        value_dim=fields.count("linear_value_head_dim"),
-        kernel=fields.count("linear_conv_kernel_dim"),
-    )
+    delta = _delta(fields)
     if fields.value("mlp_only_layers", []) or fields.count("decoder_sparse_step", 1) != 1:
         raise InvalidExperiment(f"{fields.label}: mlp_only_layers and decoder_sparse_step are not understood here")
     mlp: MLP
@@ -58,6 +55,49 @@ def read_qwen_next(fields: Fields, model_type: str) -> LayeredModel:
             )
         layers.append(Layer(mixer=attention if kind == "full_attention" else delta, mlp=mlp))
     return assemble(fields, layers)
+
+
+def read_olmo_hybrid(fields: Fields, model_type: str) -> LayeredModel:
+    """OLMo Hybrid: layers with the gated delta rule have norms of inputs, those with attention norms of outputs."""
+    count, act = layer_count(fields), activation(fields)
+    fields.ignore(*("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"))
+    bias = fields.flag("attention_bias", False)
+    positions = None if _has_no_base(fields) else rope(fields)
+    fields.ignore("rope_parameters", "rope_theta", "rope_scaling")
+    attention = grouped(fields, positions=positions, bias=bias, output_bias=bias, norm="all_heads")
+    mlp = DenseMLP(width=fields.count("intermediate_size"), activation=act)
+    kinds = {
+        "linear_attention": Layer(mixer=_delta(fields), mlp=mlp),
+        "full_attention": Layer(mixer=attention, mlp=mlp, outputs_normed=True),
+    }
+    listed = fields.listing("layer_types", count)
+    if set(listed) - set(kinds):
+        raise InvalidExperiment(f"{fields.label}: layer_types may hold full_attention and linear_attention")
+    named = {
+        "rates of the gated delta rule of up to 2": fields.flag("linear_allow_neg_eigval", True),
+        "norms of recurrent heads with an epsilon of 1e-05": fields.number("rms_norm_eps", 1e-6) != 1e-5,
+    }
+    same_cost = tuple(name for name, differs in named.items() if differs)
+    return assemble(fields, [kinds[kind] for kind in listed], same_cost=same_cost)
+
+
+def _has_no_base(fields: Fields) -> bool:
+    """Whether the base of positions is given as null, which means no positions; a base that is missing is the usual
+    one."""
+    parameters = fields.value("rope_parameters", None)
+    if isinstance(parameters, Mapping):
+        return "rope_theta" in parameters and parameters["rope_theta"] is None
+    return "rope_theta" in fields.names() and not fields.given("rope_theta")
+
+
+def _delta(fields: Fields) -> GatedDeltaRule:
+    return GatedDeltaRule(
+        key_heads=fields.count("linear_num_key_heads"),
+        value_heads=fields.count("linear_num_value_heads"),
+        key_dim=fields.count("linear_key_head_dim"),
+        value_dim=fields.count("linear_value_head_dim"),
+        kernel=fields.count("linear_conv_kernel_dim"),
+    )
 
 
 def _kinds(fields: Fields, count: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from workloads.spec.config_json.fields import Fields
@@ -16,6 +17,7 @@ from workloads.spec.config_json.parts import (
     routed,
     routed_from,
     router,
+    shared_count,
 )
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.layer_kinds.attention import CompressedAttention, Indexer
@@ -23,9 +25,14 @@ from workloads.spec.layer_kinds.mlp import DenseMLP
 from workloads.spec.layer_kinds.model import HyperConnections, Layer, LayeredModel
 from workloads.spec.layer_kinds.recurrent import KimiDelta
 
+_SCALES = {"glm4_moe_lite": 1.8, "sarvam_mla": 2.5}
+"""Factor of experts' weights if the file does not say, of families whose first layer alone is dense then."""
+
 
 def read_deepseek(fields: Fields, model_type: str) -> LayeredModel:
-    """DeepSeek-V2 and V3, Kimi K2, and with an indexer DeepSeek-V3.2 and GLM-5."""
+    """DeepSeek-V2 and V3, Kimi K2, GLM-4.7-Flash and Sarvam, and with an indexer DeepSeek-V3.2 and GLM-5."""
+    if model_type in _SCALES:
+        fields.assume({"first_k_dense_replace": 1, "routed_scaling_factor": _SCALES[model_type]})
     count, act = layer_count(fields), activation(fields)
     v2 = model_type == "deepseek_v2"
     options = router(fields, score="softmax" if v2 else "sigmoid", normalize=not v2, correction=not v2)
@@ -35,7 +42,7 @@ def read_deepseek(fields: Fields, model_type: str) -> LayeredModel:
         width=fields.count("moe_intermediate_size"),
         act=act,
         options=options,
-        shared=fields.count("n_shared_experts", 0, least=0),
+        shared=shared_count(fields, 0),
     )
     dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
     routes = routed_from(fields, count)
@@ -51,6 +58,24 @@ def read_deepseek(fields: Fields, model_type: str) -> LayeredModel:
         for owns, route in zip(owners, routes, strict=True)
     ]
     return assemble(fields, layers)
+
+
+def read_latent_dense(fields: Fields, model_type: str) -> LayeredModel:
+    """Youtu-LLM, and MiniCPM3 with factors of embeddings, residuals and logits: latent attention without experts."""
+    count, act, hidden = layer_count(fields), activation(fields), fields.count("hidden_size")
+    same_cost: tuple[str, ...] = ()
+    if model_type == "minicpm3":
+        fields.assume({"v_head_dim": hidden // fields.count("num_attention_heads")})
+        depth, base = fields.number("scale_depth", 1.4), fields.count("dim_model_base", 256)
+        same_cost = (
+            f"embeddings multiplied by {fields.number('scale_emb', 12.0):g}",
+            f"residuals multiplied by {depth / math.sqrt(count):g}",
+            f"logits divided by {hidden / base:g}",
+        )
+    fields.ignore("embedding_initializer_range")
+    attention = latent(fields, positions=rope(fields))
+    mlp = DenseMLP(width=fields.count("intermediate_size"), activation=act, bias=fields.flag("mlp_bias", False))
+    return assemble(fields, [Layer(mixer=attention, mlp=mlp)] * count, tied=True, same_cost=same_cost)
 
 
 def _same_attention(fields: Fields, count: int, kind: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict
 
@@ -206,7 +208,9 @@ def router(
     return {
         "score": fields.choice("scoring_func", scores, score),
         "normalize": fields.flag("norm_topk_prob", normalize),
-        "scale": fields.number("routed_scaling_factor", 1.0),
+        "scale": fields.number(
+            "routed_scaling_factor", 1.0, also=("router_scaling_factor", "moe_routed_scaling_factor")
+        ),
         "groups": max(1, groups),
         "correction": method == "noaux_tc",
         "balance_loss": 0.0 if method == "noaux_tc" else loss,
@@ -241,11 +245,14 @@ def routed(
     shared_width: int | None = None,
     gated: bool = True,
     clamped: Clamp | None = None,
+    chosen: int | None = None,
     **more: Any,
 ) -> RoutedMLP:
     """Experts of one size, beside ``shared`` shared ones of ``shared_width`` (that of an expert if not given)."""
     constants: Clamp = clamped or {}
-    chosen = fields.count("num_experts_per_tok", also=("num_experts_per_token", "experts_per_token", "moe_top_k"))
+    chosen = chosen or fields.count(
+        "num_experts_per_tok", also=("num_experts_per_token", "experts_per_token", "moe_top_k", "moe_k", "moe_topk")
+    )
     if chosen > experts:
         raise InvalidExperiment(f"{fields.label}: num_experts_per_tok={chosen} must be at most {experts} experts")
     beside = None
@@ -281,6 +288,27 @@ def sizes_of_layers(fields: Fields, count: int, known: tuple[str, ...]) -> list[
 def expert_count(fields: Fields) -> int:
     """Number of routed experts, by any of the names that transformers 4 and 5 write for one model."""
     return fields.count("num_experts", also=("num_local_experts", "n_routed_experts", "moe_num_experts"))
+
+
+def shared_count(fields: Fields, default: Any) -> int:
+    """Number of shared experts, by any of their names."""
+    return fields.count("n_shared_experts", default, also=("num_shared_experts", "moe_num_shared_experts"), least=0)
+
+
+def factors(fields: Fields) -> tuple[str, ...]:
+    """Factors of embeddings, residuals and logits by the names of Granite, as `LayeredModel.same_cost` names them."""
+    named = {
+        "embeddings multiplied by": fields.number("embedding_multiplier", 1.0),
+        "residuals multiplied by": fields.number("residual_multiplier", 1.0),
+        "logits divided by": fields.number("logits_scaling", 1.0),
+    }
+    return tuple(f"{what} {factor:g}" for what, factor in named.items() if factor != 1.0)
+
+
+def scored(attention: Attention, scale: float) -> Attention:
+    """Attention that multiplies products of queries and keys by ``scale``."""
+    usual = math.isclose(scale, attention.head_dim**-0.5, rel_tol=1e-9)
+    return attention if usual else dataclasses.replace(attention, score_scale=scale)
 
 
 def routed_from(fields: Fields, count: int) -> list[bool]:

@@ -11,6 +11,7 @@ from typing import Any
 from workloads.spec.checks import suggest
 from workloads.spec.config_json.families import FAMILIES
 from workloads.spec.config_json.fields import Fields
+from workloads.spec.config_json.refused_families import REFUSED
 from workloads.spec.config_json.without_effect import has_no_effect
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.layer_kinds.model import LayeredModel
@@ -86,6 +87,8 @@ def layers_from_config(name: str, data: Mapping[str, Any]) -> LayeredModel:
     kind = fields.get("model_type")
     if kind is None:
         raise InvalidExperiment(f"{name}: model_type is missing")
+    if isinstance(kind, str) and kind in REFUSED:
+        raise InvalidExperiment(f"{name}: no kinds of layers describe model_type={kind!r}: it has {REFUSED[kind]}")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise InvalidExperiment(f"{name}: no reader for model_type={kind!r}{suggest(str(kind), FAMILIES)}")
     reader = Fields(name, fields)

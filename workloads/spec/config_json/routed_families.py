@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from workloads.spec.config_json.dense_families import NORMED_AFTER_ROTATION, published_by_hunyuan
 from workloads.spec.config_json.fields import Fields
 from workloads.spec.config_json.parts import (
     activation,
@@ -14,6 +18,7 @@ from workloads.spec.config_json.parts import (
     routed,
     routed_from,
     router,
+    shared_count,
     spans_of,
 )
 from workloads.spec.errors import InvalidExperiment
@@ -38,9 +43,11 @@ def read_mixtral(fields: Fields, model_type: str) -> LayeredModel:
 
 
 def read_qwen_moe(fields: Fields, model_type: str) -> LayeredModel:
-    """Qwen2 and Qwen3 with experts, and OLMoE."""
+    """Qwen2 and Qwen3 with experts, OLMoE and FlexOlmo, whose norms are of outputs."""
+    if model_type == "flex_olmo":
+        fields.assume({"rope_theta": 500_000.0})
     count, act = layer_count(fields), activation(fields)
-    qwen2, olmoe = model_type == "qwen2_moe", model_type == "olmoe"
+    qwen2, olmoe = model_type == "qwen2_moe", model_type in ("olmoe", "flex_olmo")
     bias = fields.flag("qkv_bias", True) if qwen2 else fields.flag("attention_bias", False)
     kinds = fields.listing("layer_types", count) if fields.given("layer_types") else []
     if fields.value("use_sliding_window", False) or set(kinds) - {"full_attention"}:
@@ -68,7 +75,11 @@ def read_qwen_moe(fields: Fields, model_type: str) -> LayeredModel:
         raise InvalidExperiment(f"{fields.label}: mlp_only_layers must be a list")
     dense = _dense(fields, act, needed=bool(only) or step > 1)
     layers = [
-        Layer(mixer=attention, mlp=dense if dense and (at in only or (at + 1) % step) else experts)
+        Layer(
+            mixer=attention,
+            mlp=dense if dense and (at in only or (at + 1) % step) else experts,
+            outputs_normed=model_type == "flex_olmo",
+        )
         for at in range(count)
     ]
     return assemble(fields, layers)
@@ -235,16 +246,41 @@ def read_llama4(fields: Fields, model_type: str) -> LayeredModel:
     return assemble(fields, layers)
 
 
+_GLM4_MOE: Mapping[str, Mapping[str, Any]] = {
+    "dots1": {"use_qk_norm": True},
+    "glm4_moe": {"partial_rotary_factor": 0.5},
+    "sarvam_moe": {
+        "use_qk_norm": True,
+        "first_k_dense_replace": 1,
+        "head_dim": 64,
+        "rope_theta": 8_000_000.0,
+        "routed_scaling_factor": 2.5,
+    },
+    "solar_open": {"head_dim": 128, "rope_theta": 1_000_000.0},
+}
+"""What families of GLM-4.5's layers take for fields that a file leaves out."""
+
+
 def read_glm4_moe(fields: Fields, model_type: str) -> LayeredModel:
-    """GLM-4.5 and its like, and dots.llm1."""
+    """GLM-4.5 and its like, dots.llm1, Sarvam, and Solar Open, which has experts in every layer and no norm of queries
+    and keys."""
+    fields.assume(_GLM4_MOE.get(model_type, {}))
     if model_type == "dots1":
-        fields.assume({"use_qk_norm": True})
         fields.ignore("max_window_layers")
+    if model_type == "solar_open":
+        fields.choice("use_qk_norm", (False,), False)
+        fields.choice("first_k_dense_replace", (0,), 0)
+    if model_type == "sarvam_moe":
+        width = fields.count("moe_intermediate_size")
+        for name, only in (("use_rmsnorm", True), ("moe_router_enable_expert_bias", True)):
+            fields.choice(name, (only,), only)
+        fields.choice("score_function", ("sigmoid",), "sigmoid")
+        fields.choice("moe_shared_expert_intermediate_size", (width,), width)
     count, act = layer_count(fields), activation(fields)
     attention = grouped(
         fields,
         positions=rope(fields),
-        bias=fields.flag("attention_bias", False),
+        bias=fields.flag("attention_bias", False, also=("use_qkv_bias",)),
         norm="head" if fields.flag("use_qk_norm", False) else "none",
     )
     experts = routed(
@@ -253,8 +289,91 @@ def read_glm4_moe(fields: Fields, model_type: str) -> LayeredModel:
         width=fields.count("moe_intermediate_size"),
         act=act,
         options=router(fields, score="sigmoid", correction=True),
-        shared=fields.count("n_shared_experts", 0, least=0),
+        shared=shared_count(fields, 0),
     )
-    dense = DenseMLP(width=fields.count("intermediate_size"), activation=act)
     routes = routed_from(fields, count)
-    return assemble(fields, [Layer(mixer=attention, mlp=experts if route else dense) for route in routes])
+    dense = _dense(fields, act, needed=not all(routes))
+    return assemble(fields, [Layer(mixer=attention, mlp=dense if dense and not route else experts) for route in routes])
+
+
+def read_hy_v3(fields: Fields, model_type: str) -> LayeredModel:
+    """Hy3 of Tencent: as GLM-4.5, with biases of the attention's output if there are any."""
+    fields.assume(
+        {"head_dim": 128, "rope_theta": 11_158_840.0, "first_k_dense_replace": 1, "router_scaling_factor": 2.826}
+    )
+    count, act = layer_count(fields), activation(fields)
+    fields.choice("mlp_bias", (False,), False)
+    fields.choice("qk_norm", (True,), True)
+    fields.ignore("enable_moe_fp32_combine")
+    bias = fields.flag("attention_bias", False)
+    attention = grouped(fields, positions=rope(fields), bias=bias, output_bias=bias, norm="head")
+    experts = routed(
+        fields,
+        experts=expert_count(fields),
+        width=fields.count("moe_intermediate_size", also=("expert_hidden_dim",)),
+        act=act,
+        options=router(fields, score="sigmoid", correction=True),
+        shared=shared_count(fields, 1),
+    )
+    routes = routed_from(fields, count)
+    dense = _dense(fields, act, needed=not all(routes))
+    return assemble(fields, [Layer(mixer=attention, mlp=dense if dense and not route else experts) for route in routes])
+
+
+def read_hunyuan_moe(fields: Fields, model_type: str) -> LayeredModel:
+    """Hunyuan with experts in every layer, beside a shared one. Sizes of experts may be lists of equal entries."""
+    published_by_hunyuan(fields)
+    count, act, width = layer_count(fields), activation(fields), fields.count("intermediate_size")
+    fields.choice("use_mixed_mlp_moe", (True,), True)
+    fields.choice("moe_layer_num_skipped", (0,), 0)
+    for name, only in (("moe_intermediate_size", width), ("num_shared_expert", 1)):
+        if fields.given(name) and _in_each_layer(fields, name, count) != only:
+            raise InvalidExperiment(f"{fields.label}: {name} must be {only}, which transformers takes in any case")
+    fields.ignore("moe_drop_tokens", "moe_random_routing_dropped_token")
+    bias = fields.flag("attention_bias", False)
+    attention = grouped(fields, positions=rope(fields), bias=bias, output_bias=bias, norm="head")
+    experts = routed(
+        fields,
+        experts=_in_each_layer(fields, "num_experts", count),
+        chosen=_in_each_layer(fields, "moe_topk", count),
+        width=width,
+        act=act,
+        options=router(fields),
+        shared=1,
+    )
+    return assemble(fields, [Layer(mixer=attention, mlp=experts)] * count, same_cost=(NORMED_AFTER_ROTATION,))
+
+
+def _in_each_layer(fields: Fields, name: str, count: int) -> int:
+    """A whole number that holds for all layers, which a file may give for each."""
+    if not isinstance(fields.value(name), list):
+        return fields.count(name)
+    entries = fields.listing(name, count)
+    if len(set(entries)) != 1:
+        raise InvalidExperiment(f"{fields.label}: {name} may not differ by layer")
+    return Fields(fields.label, {name: entries[0]}).count(name)
+
+
+def read_ernie_moe(fields: Fields, model_type: str) -> LayeredModel:
+    """ERNIE 4.5 with experts in some layers."""
+    fields.assume({"rope_theta": 500_000.0})
+    count, act = layer_count(fields), activation(fields)
+    fields.choice("use_bias", (False,), False)
+    fields.choice("use_rmsnorm", (True,), True)
+    fields.ignore("moe_norm_min", "moe_capacity", "moe_gate", "moe_use_aux_free")
+    attention = grouped(fields, positions=rope(fields))
+    experts = routed(
+        fields,
+        experts=expert_count(fields),
+        width=fields.count("moe_intermediate_size"),
+        act=act,
+        options=router(fields, correction=True),
+        shared=shared_count(fields, 2),
+    )
+    first, step = fields.count("moe_layer_start_index", 1, least=0), fields.count("moe_layer_interval", 1)
+    last = fields.value("moe_layer_end_index", -1)
+    last = count - 1 if last == -1 else fields.count("moe_layer_end_index", least=0)
+    routes = [first <= at <= last and (at + 1) % step == 0 for at in range(count)]
+    dense = _dense(fields, act, needed=not all(routes))
+    layers = [Layer(mixer=attention, mlp=dense if dense and not route else experts) for route in routes]
+    return assemble(fields, layers, tied=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from workloads.spec.config_json.fields import Fields
@@ -16,12 +17,13 @@ from workloads.spec.config_json.parts import (
     routed,
     routed_from,
     router,
+    shared_count,
     sizes_of_layers,
     spans_of,
 )
 from workloads.spec.errors import InvalidExperiment
-from workloads.spec.layer_kinds.attention import Attention, Rope
-from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
+from workloads.spec.layer_kinds.attention import Attention, Gate, Rope
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP, Score
 from workloads.spec.layer_kinds.model import Layer, LayeredModel
 from workloads.spec.layer_kinds.spans import Full, Window
 
@@ -167,6 +169,116 @@ def _mimo_window(fields: Fields) -> int:
             f"{fields.label}: sliding_window={window} must be sliding_window_size={before}, or one more"
         )
     return before + 1
+
+
+def read_exaone_moe(fields: Fields, model_type: str) -> LayeredModel:
+    """EXAONE with experts: where some layers have windows, the others have no positions."""
+    fields.assume({"first_k_dense_replace": 1, "routed_scaling_factor": 2.5})
+    count, act = layer_count(fields), activation(fields)
+    windowed = fields.given("sliding_window")
+    experts, dense = _beside_dense(fields, act, shared=shared_count(fields, 1))
+    fields.ignore("sliding_window_pattern", "first_last_k_dense_replace", "is_moe_layer")
+    layers = []
+    for span, route in zip(spans_of(fields, count), routed_from(fields, count), strict=True):
+        positions = rope(fields) if isinstance(span, Window) or not windowed else None
+        attention = grouped(fields, span=span, positions=positions, norm="head")
+        layers.append(Layer(mixer=attention, mlp=experts if route else dense))
+    return assemble(fields, layers)
+
+
+def _beside_dense(
+    fields: Fields, act: str, *, shared: int, shared_width: int | None = None, score: Score = "sigmoid"
+) -> tuple[RoutedMLP, DenseMLP]:
+    """Experts, with a bias of their choice if scored by a sigmoid, and the MLP of layers without experts."""
+    experts = routed(
+        fields,
+        experts=expert_count(fields),
+        width=fields.count("moe_intermediate_size"),
+        act=act,
+        options=router(fields, score=score, correction=score == "sigmoid"),
+        shared=shared,
+        shared_width=shared_width,
+    )
+    return experts, DenseMLP(width=fields.count("intermediate_size"), activation=act)
+
+
+def read_afmoe(fields: Fields, model_type: str) -> LayeredModel:
+    """Trinity of Arcee: sandwich norms, gates of attention, positions in layers with windows alone."""
+    fields.assume({"head_dim": 128, "num_experts_per_tok": 6, "num_dense_layers": 1})
+    count, act = layer_count(fields), activation(fields)
+    fields.choice("score_func", ("sigmoid",), "sigmoid")
+    fields.choice("route_norm", (True,), True)
+    for name in ("num_expert_groups", "num_limited_groups"):
+        fields.choice(name, (1,), 1)
+    fields.ignore("global_attn_every_n_layers", "load_balance_coeff", "use_grouped_mm")
+    experts, dense = _beside_dense(fields, act, shared=shared_count(fields, 2))
+    experts = dataclasses.replace(experts, scale=fields.number("route_scale", 1.0))
+    bias, first = fields.flag("attention_bias", False), fields.count("num_dense_layers", least=0)
+    layers = []
+    for at, span in enumerate(spans_of(fields, count)):
+        positions = rope(fields) if isinstance(span, Window) else None
+        attention = grouped(
+            fields, span=span, positions=positions, bias=bias, output_bias=bias, norm="head", gate="element"
+        )
+        layers.append(Layer(mixer=attention, mlp=experts if at >= first else dense, norms=4))
+    return assemble(fields, layers, scaled_embedding=fields.flag("mup_enabled", False))
+
+
+_GATES: Mapping[bool | str, Gate] = {True: "head", "per-head": "head", "per-element": "element"}
+
+
+_LAGUNA_ROPE = {
+    "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+    "sliding_attention": {"rope_theta": 10_000.0},
+}
+_MELLUM_ROPE = {"full_attention": {"rope_theta": 500_000.0}, "sliding_attention": {"rope_theta": 10_000.0}}
+
+
+def read_laguna(fields: Fields, model_type: str) -> LayeredModel:
+    """Laguna of Poolside: gates of attention by softplus, and a number of heads for each layer."""
+    count, act = layer_count(fields), activation(fields)
+    fields.assume({"head_dim": 128, "rope_parameters": _LAGUNA_ROPE, "layer_types": ["full_attention"] * count})
+    for name in ("moe_apply_router_weight_on_input", "qkv_bias", "swa_attention_sink_enabled"):
+        fields.choice(name, (False,), False)
+    fields.ignore("decoder_sparse_step", "gating_types", "mlp_only_layers")
+    fields.assume({"first_k_dense_replace": 1})
+    experts, dense = _beside_dense(fields, act, shared=1, shared_width=fields.count("shared_expert_intermediate_size"))
+    gate = _GATES[fields.choice("gating", tuple(_GATES), True)]
+    same_cost = ["output gates by softplus"]
+    if fields.number("moe_router_logit_softcapping", 0.0):
+        same_cost.append("a cap of the router's scores")
+    bias, usual = fields.flag("attention_bias", False), fields.count("num_attention_heads")
+    given = fields.given("num_attention_heads_per_layer")
+    heads = fields.listing("num_attention_heads_per_layer", count) if given else [usual] * count
+    layers = []
+    for at, (span, route) in enumerate(zip(spans_of(fields, count), routed_from(fields, count), strict=True)):
+        kind = "sliding_attention" if isinstance(span, Window) else "full_attention"
+        attention = grouped(
+            fields, span=span, positions=rope(fields, kind), bias=bias, output_bias=bias, norm="head", gate=gate
+        )
+        own = Fields(fields.label, {"num_attention_heads_per_layer": heads[at]}).count("num_attention_heads_per_layer")
+        if own % attention.kv_heads:
+            raise InvalidExperiment(
+                f"{fields.label}: num_key_value_heads={attention.kv_heads} must divide "
+                f"num_attention_heads_per_layer, which has {own}"
+            )
+        layers.append(Layer(mixer=dataclasses.replace(attention, heads=own), mlp=experts if route else dense))
+    return assemble(fields, layers, same_cost=tuple(same_cost))
+
+
+def read_mellum(fields: Fields, model_type: str) -> LayeredModel:
+    """Mellum of JetBrains: as Qwen3 with experts, with windows and dense layers."""
+    count, act = layer_count(fields), activation(fields)
+    fields.assume({"head_dim": 128, "rope_parameters": _MELLUM_ROPE, "layer_types": ["full_attention"] * count})
+    fields.ignore("mtp_layer_types", "mtp_mlp_layer_types")
+    experts, dense = _beside_dense(fields, act, shared=0, score="softmax")
+    bias = fields.flag("attention_bias", False)
+    layers = []
+    for span, route in zip(spans_of(fields, count), routed_from(fields, count), strict=True):
+        kind = "sliding_attention" if isinstance(span, Window) else "full_attention"
+        attention = grouped(fields, span=span, positions=rope(fields, kind), bias=bias, output_bias=bias, norm="head")
+        layers.append(Layer(mixer=attention, mlp=experts if route else dense))
+    return assemble(fields, layers)
 
 
 def read_gemma4(fields: Fields, model_type: str) -> LayeredModel:

@@ -8,7 +8,7 @@ _GENERIC = frozenset(
     (
         *("_name_or_path", "add_cross_attention", "architectures", "auto_map", "bad_words_ids"),
         *("begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "cross_attention_hidden_size"),
-        *("decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping"),
+        *("decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping", "eod_token_id"),
         *("encoder_no_repeat_ngram_size", "eos_token_id", "exponential_decay_length_penalty", "finetuning_task"),
         *("forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing", "id2label", "is_decoder"),
         *("is_encoder_decoder", "label2id", "length_penalty", "max_length", "min_length", "model_type"),

@@ -65,6 +65,9 @@ class LayerList:
     """Largest absolute logit; 0: no cap."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by the root of the hidden size."""
+    same_cost: tuple[str, ...] = ()
+    """What the model computes otherwise than its kinds at the same cost, by name: factors of residuals and logits, a
+    norm after the rotation. No engine here computes it."""
     mtp_loss_weight: float = MTP_LOSS_WEIGHT
     """Factor of the mean loss of the modules of multi-token prediction, if there are any."""
 
@@ -88,6 +91,7 @@ class LayerList:
             model.streams.streams if model.streams is not None else 1,
             model.logit_cap,
             model.scaled_embedding,
+            model.same_cost,
         )
 
     def with_modules(self, count: int, loss_weight: float = MTP_LOSS_WEIGHT) -> LayerList:
@@ -116,6 +120,7 @@ class LayerList:
             streams=HyperConnections(self.streams) if self.streams > 1 else None,
             logit_cap=self.logit_cap,
             scaled_embedding=self.scaled_embedding,
+            same_cost=self.same_cost,
         )
 
 
@@ -125,6 +130,8 @@ def to_plain(layers: LayerList) -> dict[str, Any]:
     for field in ("streams", "logit_cap", "scaled_embedding", "mtp_loss_weight"):
         if getattr(layers, field) != LayerList.__dataclass_fields__[field].default:
             plain[field] = getattr(layers, field)
+    if layers.same_cost:
+        plain["same_cost"] = list(layers.same_cost)
     return plain
 
 
@@ -171,6 +178,7 @@ def from_plain(place: str, value: Any) -> LayerList:
         whole_number(f"{place}: streams", fields.get("streams", 1), 1, error=InvalidExperiment),
         _logit_cap(f"{place}: logit_cap", fields.get("logit_cap", 0.0)),
         flag(f"{place}: scaled_embedding", fields.get("scaled_embedding", False), error=InvalidExperiment),
+        _same_cost(f"{place}: same_cost", fields.get("same_cost", [])),
         float(
             number(
                 f"{place}: mtp_loss_weight",
@@ -191,6 +199,12 @@ def _refuse_module_places(place: str, ahead: list[bool]) -> None:
         )
     if all(ahead):
         raise InvalidExperiment(f"{place}: order has modules of multi-token prediction (ahead) alone, and no layer")
+
+
+def _same_cost(place: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise InvalidExperiment(f"{place} must be a list of texts")
+    return tuple(text(place, entry) for entry in value)
 
 
 def _logit_cap(place: str, value: Any) -> float:

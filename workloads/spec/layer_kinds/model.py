@@ -60,14 +60,18 @@ class Layer:
         reads: full recomputation repeats neither it nor its sum over tensor-parallel ranks. Not so of routed experts,
         whose outputs are sent back, of layers with a norm after their last part, and of modules, whose norm before the
         head follows."""
-        parts = (self.mixer is not None) + (self.mlp is not None)
-        return not self.routed and not self.ahead and not self.outputs_normed and self.norms <= parts
+        return not self.routed and not self.ahead and not self.norms_outputs
+
+    @property
+    def norms_outputs(self) -> bool:
+        """Whether a norm follows the last part."""
+        return self.outputs_normed or self.norms > (self.mixer is not None) + (self.mlp is not None)
 
     @property
     def needs_experts_outputs(self) -> bool:
         """Whether a backward reads what routed experts send back: a norm or a projection out of their latent follows
         them, or, in a module of multi-token prediction, the norm before the head."""
-        return isinstance(self.mlp, RoutedMLP) and (self.normed_beside or self.ahead or self.mlp.latent > 0)
+        return isinstance(self.mlp, RoutedMLP) and (self.norms_outputs or self.ahead or self.mlp.latent > 0)
 
     @property
     def sees_all(self) -> bool:
@@ -125,6 +129,9 @@ class LayeredModel:
     """Largest absolute logit: logits are ``cap * tanh(logits / cap)`` (Gemma 2); 0: no cap."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by the root of the hidden size (Gemma)."""
+    same_cost: tuple[str, ...] = ()
+    """What the model computes otherwise than its kinds at the same cost, by name: factors of residuals and logits, a
+    norm after the rotation. No engine here computes it."""
     left_out: tuple[str, ...] = ()
     """What the file has and no number here counts, as sentences."""
     without_effect: tuple[str, ...] = ()
