@@ -11,6 +11,7 @@ step longer.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
@@ -336,6 +337,14 @@ def spread_of(factors: Floats, of_layers: Floats, share: float = STRUCTURE_SPREA
     size = np.abs(np.log(of_layers)) + np.abs(np.log(factors / of_layers))
     spread: Floats = np.where(size > 0, np.maximum(LEAST_STRUCTURE_SPREAD, share * size), 0.0)
     return spread
+
+
+def planned_doubt(structure_doubt: Floats) -> Floats:
+    """`Points.structure_doubt`, which is that of rows that teach, of rows that are predicted."""
+    least = math.sqrt(IN_COMMON) * LEAST_STRUCTURE_SPREAD
+    planned = np.maximum(least, PLANNED_SPREAD / STRUCTURE_SPREAD * structure_doubt)
+    doubt: Floats = np.where(structure_doubt > 0, planned, 0.0)
+    return doubt
 
 
 def points_from(

@@ -11,7 +11,7 @@ import numpy as np
 
 from workloads.predict.fit import Fitted, derivatives, fit
 from workloads.predict.fit_few import fit_few
-from workloads.predict.layouts import PLANNED_SPREAD, STRUCTURE_SPREAD
+from workloads.predict.layouts import planned_doubt
 from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
@@ -55,7 +55,7 @@ class LearnedTime:
         if self.residuals is None:
             width = 1.0 if self.rows else UNFITTED_WIDTH
             of_form = np.hypot(UNFITTED_SPREAD / (2 if self.rows else 1), of_fit)
-            return start, np.hypot(width * of_form, PLANNED_SPREAD / STRUCTURE_SPREAD * points.structure_doubt)
+            return start, np.hypot(width * of_form, planned_doubt(points.structure_doubt))
         mean, spread = self.residuals.at(points, noise_of(points, facts, self.defaults))
         if self.jacobian is not None:
             of_fit = self.fitted.spread_of(jacobian - self.residuals.explained(points, self.jacobian))
