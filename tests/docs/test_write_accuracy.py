@@ -174,7 +174,7 @@ def test_rehearsals_are_put_together_as_they_are_now() -> None:
     assert len(near) > 25 and error.abs().median() < 0.03 and error[near["layers_meet"]].abs().mean() < 0.03
     assert abs(error[near["layers_meet"]].mean()) < 0.01, "without the factor 4 to 5 %"
     error = since["now_s"] / since["real_s"] - 1
-    assert len(since) >= 35 and error.abs().mean() < 0.05 and abs(error.mean()) < 0.02
+    assert len(since) >= 35 and error.abs().mean() < 0.065 and abs(error.mean()) < 0.04
 
 
 def test_clocks_tell_which_devices_waited() -> None:

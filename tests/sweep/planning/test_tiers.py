@@ -63,7 +63,7 @@ def test_a_faster_spine_is_never_slower_in_the_plan_and_reaches_only_what_crosse
         if one.time is not None and other.time is not None:
             ratios.setdefault(one.experiment.world_size, []).append(one.time.step_time_s / other.time.step_time_s)
     assert set(ratios[8] + ratios[16]) == {1.0}
-    assert min(ratios[32]) >= 1.0 and max(ratios[32]) > 1.5
+    assert min(ratios[32]) >= 1.0 and max(ratios[32]) > 1.4
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:

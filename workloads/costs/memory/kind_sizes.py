@@ -15,6 +15,7 @@ from workloads.costs.memory.mixer_working import (
     exchanging_first,
     exchanging_heads,
     mixer_working,
+    recurrence_first,
     recurrence_working,
 )
 from workloads.costs.memory.mlp_working import dense_working, first_half_of, forward_of
@@ -48,8 +49,8 @@ class KindBytes(NamedTuple):
     """Needed in addition to ``saved`` while the experts' gradients are reduced."""
     first_half: int
     """Extra working bytes in the input-gradient pass of a split backward."""
-    exchanging: int
-    """Working bytes in that pass while a recurrent layer exchanges heads for tokens; 0 for other layers."""
+    recurring: int
+    """Working bytes in that pass while a recurrence runs, or exchanges heads for tokens; 0 for other layers."""
     offloaded: int
     """Held on the host until the layer's backward begins."""
     offloaded_input: int
@@ -111,8 +112,10 @@ def kind_bytes(
     mixing = -saved
     if kind.mixer is not None and not one.compiled_again:
         mixing = mixer_working(one, stream, min(saved, total)) + exchanging_heads(one)
+    recurring = 0
     if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2):
         mixing = max(mixing, recurrence_working(one, kind.mixer, stream, min(saved, total)))
+        recurring = recurrence_first(one, kind.mixer, stream, min(saved, total))
     if kind.ahead:  # gradients that the head has made of other hidden states
         working += s.own(s.hidden) * e.model.mtp_modules
         mixing += s.own(s.hidden) * e.model.mtp_modules
@@ -122,14 +125,14 @@ def kind_bytes(
     offloaded = one.offloaded
     of_host = saved - sum(parts_of(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
-    exchanging = exchanging_first(one, min(saved, total))
+    recurring = max(recurring, exchanging_first(one, min(saved, total)))
     first_half, ending = max(first_half_of(one), in_first_half - working), ending_of(one, stream, min(saved, total))
     forward, deferred = forward_of(one), deferred_of(one)
     arriving = 0 if x is None else x.rows + stream - freed_before_experts(one)
     if one.recompute == "full":
         arriving = 0  # all else is made again by then
     return KindBytes(
-        saved, working, mixing, ending, forward, arriving, deferred, reducing, first_half, exchanging, of_host, of_input
+        saved, working, mixing, ending, forward, arriving, deferred, reducing, first_half, recurring, of_host, of_input
     )
 
 

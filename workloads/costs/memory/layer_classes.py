@@ -230,9 +230,8 @@ def _sizes_of_kinds(
 def _passes(one: KindBytes, of_weights: int, *, splits: bool) -> tuple[int, int, int]:
     """`LayerSizes.working`, `LayerSizes.mixing` and `LayerSizes.first_half`. ``of_weights``: bytes of the gradients of
     the block's weights."""
-    ending = of_weights + one.ending
-    mixing = max(one.mixing, ending, one.exchanging if splits and one.exchanging else ending)
-    return one.working, mixing, max(one.first_half, mixing - one.working) if splits else 0
+    mixing = max(one.mixing, of_weights + one.ending)
+    return one.working, mixing, max(one.first_half, max(mixing, one.recurring) - one.working) if splits else 0
 
 
 def _ends_with_product(kind: Layer) -> bool:

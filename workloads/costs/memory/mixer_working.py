@@ -76,6 +76,17 @@ def exchanging_first(one: KindLayer, saved: int) -> int:
     return max(0, there - saved)
 
 
+def recurrence_first(one: KindLayer, mixer: Kernels, stream: int, saved: int) -> int:
+    """As `recurrence_working`, in the input-gradient pass of a split backward: beside it wait the operands of the MLP's
+    weight gradients, and of the output projection's the input, whose gradient exists then."""
+    entry = [tensor for tensor in one.t.entry if tensor.name.startswith("mixer: ")]
+    inputs = bytes_of(tensor for tensor in (*entry, *one.t.mixer) if tensor.feeds)
+    gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient and not tensor.feeds)
+    of_mlp = deferred_of(one) - inputs - gradients - one.s.c * one.s.tokens * one.s.hidden
+    output = one.t.mixer[-1].bytes
+    return recurrence_working(one, mixer, stream, saved) + max(0, of_mlp) + output
+
+
 def recurrence_working(one: KindLayer, mixer: Kernels, stream: int, saved: int) -> int:
     """As `mixer_working`, while a recurrence runs: in torch operations what a segment needs; in kernels what these need
     in place of the gradients of their inputs, which are made of it at the end."""
