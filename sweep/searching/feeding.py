@@ -98,12 +98,13 @@ class Feeder:
         stay = [place for place, as_it_waits in waits.items() if as_it_waits in order]
         if order[: len(stay)] != [waits[place] for place in stay]:
             stay = []  # another order: add all points again
+        folders = (self._sweep.todo, self._sweep.claimed, self._sweep.done)
+        names = (name for folder in folders for name in entry_names(folder))
+        # A number is never used again: pilots remember points by it.
+        first = 1 + max((int(split_name(name)[0].partition("-")[0]) for name in names), default=-1)
         for place, point in now.waiting.items():
             if place not in stay:
                 (self._sweep.todo / f"{point.stem}.json").unlink(missing_ok=True)  # a pilot may just have claimed it
-        folders = (self._sweep.todo, self._sweep.claimed, self._sweep.done)
-        names = (name for folder in folders for name in entry_names(folder))
-        first = 1 + max((int(split_name(name)[0].partition("-")[0]) for name in names), default=-1)
         new = [one for one in chosen if one.place not in stay]
         self._sweep.add_points(self._point(first + number, one) for number, one in enumerate(new))
         return sum(one.place not in now.waiting for one in new)

@@ -19,6 +19,7 @@ from sweep.grids.step_time import StepTime
 from sweep.planning.plan import Plan
 from sweep.planning.point_verdict import PlannedPoint
 from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
+from sweep.searching.recorded import WITHOUT_ROWS
 from sweep.searching.space import Flags, Floats, Ints, SearchSpace
 from workloads.predict.predictor import NORMAL_90
 from workloads.spec.cluster import ClusterSpec
@@ -109,7 +110,8 @@ def planned_space(plan: Plan, known: Sequence[KnownRow] = ()) -> PlannedSpace:
     models = {name: number for number, name in enumerate(dict.fromkeys(e.model.name for e in experiments))}
     predicted = [point.time.step_time_s if point.time is not None else 1.0 for point in points]
     blind = np.array([point.time is None for point in points] + [False] * len(known))
-    spreads = [_time_spread(time) for time in (*(point.time for point in points), *(one.predicted for one in known))]
+    times = (*(point.time for point in points), *(one.predicted for one in known))
+    spreads = [_time_spread(time, 1.0 if plan.predicted_with else WITHOUT_ROWS) for time in times]
     space = SearchSpace(
         cell=np.array(cells, dtype=np.int64),
         model=np.array([models[e.model.name] for e in experiments], dtype=np.int64),
@@ -150,11 +152,11 @@ def _model_of(e: Experiment) -> str:
     return e.model.name if e.engine == ENGINE else f"{e.model.name} with {e.engine}"
 
 
-def _time_spread(time: StepTime | None) -> float:
-    """Standard deviation of log step time, from the predicted 90 % interval."""
+def _time_spread(time: StepTime | None, wider: float) -> float:
+    """Standard deviation of log step time, from the predicted 90 % interval and a factor."""
     if time is None:
         return BLIND_SPREAD
-    return max(LEAST_TIME_SPREAD, log(time.high_s / time.low_s) / (2 * NORMAL_90))
+    return max(LEAST_TIME_SPREAD, wider * log(time.high_s / time.low_s) / (2 * NORMAL_90))
 
 
 def _log_load(point: PlannedPoint) -> float:
