@@ -242,6 +242,8 @@ def _predicted(rows: pd.DataFrame, predictors: dict[Any, Predictor], clusters: C
         limit = np.array([predictor.cut.get(name, 1.0) for name in points.codebase[at].tolist()])
         fitted = np.array([name in predictor.time for name in points.codebase[at].tolist()])
         log_time[at] = np.log(prediction.step_time_s)
-        spread[at] = np.log(prediction.high_s / prediction.low_s) / _NORMAL_90 * np.where(fitted, NEW_MODEL, WITHOUT_ROWS)
+        spread[at] = (
+            np.log(prediction.high_s / prediction.low_s) / _NORMAL_90 * np.where(fitted, NEW_MODEL, WITHOUT_ROWS)
+        )
         log_load[at] = np.log(prediction.load / limit)
     return _Predicted(points, log_time, spread, log_load)
