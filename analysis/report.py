@@ -9,8 +9,10 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,13 +69,39 @@ def _main(argv: Sequence[str] | None) -> int:
     )  # Arrow's own pools keep what they have freed from the rest of the report
     progress = ReportProgress(Console(stderr=True))
     try:
-        index = build(asked.results, asked.out, asked.options, say=progress.say, step=progress.step)
+        with _remembered() as received:
+
+            def step(done: int, total: int, what: str) -> None:
+                if received:
+                    raise KeyboardInterrupt
+                progress.step(done, total, what)
+
+            index = build(asked.results, asked.out, asked.options, say=progress.say, step=step)
     finally:
         progress.clear()
     if (peak := _peak_memory()) is not None:
         print(f"peak memory {peak / 2**20:,.0f} MiB", file=sys.stderr)
     print(index)
     return 0
+
+
+@contextmanager
+def _remembered() -> Iterator[list[int]]:
+    """Collect each Ctrl-C beside raising `KeyboardInterrupt`, which Python drops while it frees an object."""
+    received: list[int] = []
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield received
+        return
+
+    def note(number: int, _frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def build(

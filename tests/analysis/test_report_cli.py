@@ -244,3 +244,32 @@ def test_no_torch_and_no_pyplot_are_imported(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
     )
     assert json.loads(done.stdout) == []
+
+
+DROPPED = """
+import os, signal, sys, weakref
+from analysis import report
+from analysis.page.report_progress import ReportProgress
+
+class Freed:
+    pass
+
+def drawn(self, done, total, what):
+    if done == 1:
+        freed = Freed()
+        kept = weakref.ref(freed, lambda _: os.kill(os.getpid(), signal.SIGINT))
+        del freed
+
+ReportProgress.step = drawn
+sys.exit(report.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_that_python_drops_ends_the_report_at_the_next_figure(sweep: Path, tmp_path: Path) -> None:
+    """As exceptions are in callbacks of weak references: printed and ignored."""
+    words = [sys.executable, "-c", DROPPED, str(sweep), "--out", str(tmp_path / "out")]
+    ended = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "Exception ignored" in ended.stderr
+    assert ended.returncode == 130 and ended.stderr.endswith("error: interrupted; an earlier report is unchanged\n")
+    assert not (tmp_path / "out" / "index.html").exists()
