@@ -57,6 +57,8 @@ class Plan:
     """Power of a device, from which the energy of a token follows."""
     predicted_with: str = ""
     """Earlier measurements used for the step times, in words; empty: none."""
+    fitted: frozenset[str] = frozenset()
+    """Engines whose step times are fitted to measured rows, by `sweep.predicting.codebases.key_of_engine`."""
     narrowed: Narrowed | None = None
     """By how much they have narrowed the intervals of step times; None: there are none."""
 
@@ -145,6 +147,7 @@ def make_plan(
         unpredicted=unpredicted,
         power=Power.of(config.cluster, known.power if known is not None else None),
         predicted_with=forecast.used_for({(one.engine, one.engine_version) for one in possible}),
+        fitted=frozenset(forecast.fitted),
         narrowed=narrowed(forecast, possible),
     )
 

@@ -18,6 +18,7 @@ from results.text.numbers import name_routing
 from sweep.grids.step_time import StepTime
 from sweep.planning.plan import Plan
 from sweep.planning.point_verdict import PlannedPoint
+from sweep.predicting.codebases import key_of_engine
 from sweep.searching.features import FAMILY_AXES, LENGTHS, ZERO
 from sweep.searching.recorded import WITHOUT_ROWS
 from sweep.searching.space import Flags, Floats, Ints, SearchSpace
@@ -111,7 +112,8 @@ def planned_space(plan: Plan, known: Sequence[KnownRow] = ()) -> PlannedSpace:
     predicted = [point.time.step_time_s if point.time is not None else 1.0 for point in points]
     blind = np.array([point.time is None for point in points] + [False] * len(known))
     times = (*(point.time for point in points), *(one.predicted for one in known))
-    spreads = [_time_spread(time, 1.0 if plan.predicted_with else WITHOUT_ROWS) for time in times]
+    fitted = [key_of_engine(e.engine, e.engine_version) in plan.fitted for e in experiments]
+    spreads = [_time_spread(*both) for both in zip(times, fitted, strict=True)]
     space = SearchSpace(
         cell=np.array(cells, dtype=np.int64),
         model=np.array([models[e.model.name] for e in experiments], dtype=np.int64),
@@ -152,11 +154,11 @@ def _model_of(e: Experiment) -> str:
     return e.model.name if e.engine == ENGINE else f"{e.model.name} with {e.engine}"
 
 
-def _time_spread(time: StepTime | None, wider: float) -> float:
-    """Standard deviation of log step time, from the predicted 90 % interval and a factor."""
+def _time_spread(time: StepTime | None, fitted: bool) -> float:
+    """Standard deviation of log step time, from the predicted 90 % interval; ``fitted``: to rows of its engine."""
     if time is None:
         return BLIND_SPREAD
-    return max(LEAST_TIME_SPREAD, wider * log(time.high_s / time.low_s) / (2 * NORMAL_90))
+    return max(LEAST_TIME_SPREAD, (1.0 if fitted else WITHOUT_ROWS) * log(time.high_s / time.low_s) / (2 * NORMAL_90))
 
 
 def _log_load(point: PlannedPoint) -> float:

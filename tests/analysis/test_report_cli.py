@@ -251,6 +251,8 @@ import os, signal, sys, weakref
 from analysis import report
 from analysis.page.report_progress import ReportProgress
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, whatever the tests inherit
+
 class Freed:
     pass
 

@@ -241,10 +241,12 @@ def test_out_that_is_a_file_is_one_line(sweep: Path, tmp_path: Path) -> None:
 
 
 WAITING = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from analysis import report
 from analysis.page import draw_figures
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, whatever the tests inherit
 
 def drawn_and_waiting(*figure, drawn=draw_figures._drawn):
     found = drawn(*figure)
