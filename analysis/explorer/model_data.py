@@ -25,6 +25,8 @@ from workloads.spec.model_spec import ModelSpec, model_from_dict, model_to_dict
 from workloads.spec.recomputation import Recompute
 
 CONF = Path(__file__).resolve().parents[2] / "sweep" / "conf"
+SIZES = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size")
+"""Columns of a row that give its model's sizes."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader in C takes a tenth of the time; builds of PyYAML without libyaml lack it."""
 _DEVICE = "/device@device"
@@ -36,7 +38,7 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
 
     ``models``: every shipped shape, smallest first, then shapes that only ``attempts`` (rows of
     `results.tables.schema`) have; without those of a list of layers, which the widget's fields do not describe.
-    ``listed``: names of these in ``attempts``.
+    ``listed``: names of these in ``attempts``. ``listed_sizes``: name and sizes of every shipped one of these.
     ``clusters``: every shipped cluster with known device memory, in bytes.
     ``oom_margin``: the planner leaves a layout out if its peak exceeds this many times a cluster's ``usable_bytes``.
     ``choices``: allowed values of an experiment's fields. ``engine``: name and version. ``rules``: see `rules_json`.
@@ -58,6 +60,7 @@ def models_json(attempts: pd.DataFrame | None = None, conf: Path = CONF) -> dict
     return {
         "models": [model_to_dict(model) for model in [*models, *_models_of(attempts, models)]],
         "listed": _listed(attempts),
+        "listed_sizes": [_sizes(model) for model in shipped if model.layers is not None],
         "clusters": [_described(cluster) for cluster in clusters if cluster.device.memory_bytes is not None],
         "oom_margin": float(_read(conf / "config.yaml")["plan"]["oom_margin"]),
         "choices": {field: list(get_args(words)) for field, words in choices.items()},
@@ -92,8 +95,7 @@ def _models_of(attempts: pd.DataFrame | None, known: Sequence[ModelSpec]) -> lis
     """Shapes of the rows that record their full experiment, without shapes that are ``known`` under another name."""
     if attempts is None or attempts.empty:
         return []
-    shape = ["model", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_hidden_size", "vocab_size"]
-    rows = attempts.dropna(subset=["config_json"]).drop_duplicates(shape)
+    rows = attempts.dropna(subset=["config_json"]).drop_duplicates(["model", *SIZES])
     seen = {dataclasses.replace(model, name="") for model in known}
     names = {model.name for model in known}
     models_of_rows = []
@@ -109,6 +111,10 @@ def _models_of(attempts: pd.DataFrame | None, known: Sequence[ModelSpec]) -> lis
         names.add(name)
         models_of_rows.append(dataclasses.replace(model, name=name))
     return models_of_rows
+
+
+def _sizes(model: ModelSpec) -> dict[str, Any]:
+    return {"name": model.name} | {name: getattr(model, name) for name in SIZES}
 
 
 def _listed(attempts: pd.DataFrame | None) -> list[str]:

@@ -62,7 +62,8 @@ def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Pat
     for folder in set(frame["command"].str.extract(r"--conf[= ](\S+)")[0].dropna()):  # grids ship beside their rows
         assert (Path(__file__).parents[2] / folder / "grid").is_dir(), folder
     renamed = with_canonical_models(frame)  # a new run of an experiment gets today's id
-    for row in random.Random(SEED).sample(list(chosen.index), 8):
+    of_others = chosen[chosen["engine"] != ex.ENGINE].drop_duplicates(["engine", "model"])
+    for row in {*of_others.index, *random.Random(SEED).sample(list(chosen.index), 8)}:
         made = browser.js("Explorer.rerun(arguments[0])", int(row))
         assert made["words"][:4] == ["python", "-m", "sweep", "run"]
         words = made["words"][4:]
@@ -73,6 +74,7 @@ def test_the_command_plans_exactly_the_row(browser: Browser, recorded: tuple[Pat
         config = compose_sweep(words, ConfFolders())
         points = expand_all(config.grids, config.models.__getitem__).points
         [point] = points
+        assert row not in of_others.index or point.experiment.model.name == frame["model"][row]
         assert point.experiment.id == renamed["experiment_id"][row] or made["notes"], made
         assert config.cluster.name == frame["cluster"][row]
         assert config.launcher_kind == frame["launcher"][row]

@@ -39,7 +39,7 @@ const Rerun = (() => {
 
   /**
    * The command that measures a row's layout: as it ran, or with this project's engine if another engine ran it and a
-   * model file has the row's shape.
+   * model file has the row's sizes: the one of the row's name, otherwise the first that is no list of layers.
    * @param {(name: string) => any} read
    * @param {RunsData} data
    * @returns {Command}
@@ -47,7 +47,9 @@ const Rerun = (() => {
   function anywhere(read, data) {
     const by = read("engine");
     if (by === null || by === data.engine.name) return command(read, data.engine);
-    const model = data.widget.models.find((shape) => SHAPE.every((name) => shape[name] === read(name)));
+    const { models, listed_sizes } = data.widget;
+    const same = (shape) => SHAPE.every((name) => shape[name] === read(name));
+    const model = [...models, ...listed_sizes].find((shape) => shape.name === read("model") && same(shape)) ?? models.find(same);
     if (!model) return { missing: `No model file of this project has the shape of ${read("model")}: no command can be given.` };
     const own = { model: model.name, engine: data.engine.name, engine_version: data.engine.version, cuda_graph: "auto", warmup_steps: null, timed_steps: null };
     const asked = command((name) => (name in own ? own[name] : read(name) ?? DEFAULTS[name] ?? null), data.engine);
