@@ -10,8 +10,9 @@ from typing import Any, Literal
 from workloads.contract.probe_figures import ProbeKind
 from workloads.contract.protocol import MeasureSpec, Method
 from workloads.spec.checks import build, flag, mapping, number, whole_number
-from workloads.spec.cluster import ClusterSpec, cluster_from_dict, to_dict
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.hardware.cluster_fields import cluster_from_dict, to_dict
 from workloads.spec.mistakes import Mistakes
 
 Launcher = Literal["local", "rehearse", "slurm"]

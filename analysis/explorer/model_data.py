@@ -19,8 +19,9 @@ from analysis.explorer.rule_data import rules_json
 from workloads.costs.shape.params import num_params
 from workloads.spec import experiment as ex
 from workloads.spec import experiment_values as values
-from workloads.spec.cluster import ClusterSpec, cluster_from_dict
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
+from workloads.spec.hardware.cluster_fields import cluster_from_dict
 from workloads.spec.model_spec import ModelSpec, model_from_dict, model_to_dict
 from workloads.spec.recomputation import Recompute
 

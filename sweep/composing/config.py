@@ -15,8 +15,9 @@ from sweep.composing.search_settings import Settings, settings_from
 from sweep.grids.grid import GridSpec, grid_from_dict
 from workloads.contract.protocol import MeasureSpec
 from workloads.spec import checks
-from workloads.spec.cluster import ClusterSpec, read_cluster
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.hardware.cluster_fields import read_cluster
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import ModelSpec
 from workloads.spec.units import seconds

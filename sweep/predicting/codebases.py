@@ -12,8 +12,9 @@ from sweep.composing.yaml_files import read_yaml
 from workloads.predict.layouts import CODEBASE
 from workloads.predict.profiles import ANY_ENGINE, Profile
 from workloads.spec.checks import build
-from workloads.spec.cluster import ClusterSpec, check_cluster, cluster_from_dict
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE
+from workloads.spec.hardware.cluster_fields import check_cluster, cluster_from_dict
 
 FOLDER = PACKAGED / "codebase"
 GENERAL = "general"

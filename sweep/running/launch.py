@@ -12,8 +12,8 @@ from sweep.composing.config import SweepConfig
 from sweep.composing.machine import Machine, method_of
 from sweep.composing.yaml_files import read_yaml
 from workloads.spec.checks import flag, known_names, mapping
-from workloads.spec.cluster import environment_from_dict, to_dict
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.hardware.cluster_fields import environment_from_dict, to_dict
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.other_names import OF_SUBMITIT
 from workloads.spec.units import seconds

@@ -22,9 +22,10 @@ from results.shared_filesystem.whole_files import read_text, write_whole
 from workloads.contract.probe_figures import Figure, ProbeKind
 from workloads.costs.traffic.sent import Traffic
 from workloads.spec import experiment as ex
-from workloads.spec.cluster import ClusterSpec, cluster_from_dict
-from workloads.spec.cluster import to_dict as cluster_to_dict
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import Experiment
+from workloads.spec.hardware.cluster_fields import cluster_from_dict
+from workloads.spec.hardware.cluster_fields import to_dict as cluster_to_dict
 
 Phase = Literal["spawn", "rendezvous", "build", "warmup", "replay", "step", "teardown", "done"]
 """``replay``: a warm-up step or timed step that replays a captured one. Profiled steps after it are steps again."""

@@ -8,8 +8,8 @@ import pytest
 
 from sweep.composing.config import compose_sweep
 from sweep.composing.yaml_files import read_yaml
-from workloads.spec.cluster import environment_from_dict
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.hardware.cluster_fields import environment_from_dict
 
 
 def test_every_value_that_yaml_reads_differently_is_named_with_its_line(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from workloads.spec.cluster import check_cluster, cluster_from_dict, to_dict
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.hardware.cluster_fields import check_cluster, cluster_from_dict, to_dict
 
 
 def fields(**changes: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import pytest
 
 from results.errors import UltrasweepError
 from workloads.spec import model_fields
-from workloads.spec.cluster import read_cluster
 from workloads.spec.errors import InvalidExperiment, InvalidSweep
+from workloads.spec.hardware.cluster_fields import read_cluster
 from workloads.spec.mistakes import Mistakes
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec, model_from_dict
 

@@ -8,8 +8,9 @@ import pytest
 
 from sweep.predicting.codebases import read_clusters
 from tests.workloads.spec.test_cluster import fields
-from workloads.spec.cluster import ClusterSpec, check_cluster, cluster_from_dict, read_cluster, to_dict
+from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep
+from workloads.spec.hardware.cluster_fields import check_cluster, cluster_from_dict, read_cluster, to_dict
 
 NODE = {"devices": 8, "bandwidth": "450 GB/s", "latency_s": "4 us", "name": "NVLink"}
 LEAF = {"devices": 256, "bandwidth": "400 Gb/s", "latency_s": "5 us"}
