@@ -30,11 +30,11 @@ from sweep.predicting.measured_tables import (
 )
 from sweep.predicting.predict_own_memory import own_memory, reserved_over_form
 from sweep.predicting.unsaid import cover
+from workloads.predict.cells.words import text_of
 from workloads.predict.experts.ratios import routed_rows
 from workloads.predict.predictor import GIB, Measured, Predictor
 from workloads.predict.profiles import Profile, find_profile
 from workloads.predict.table import COLUMNS, MEASURED, Table, read_points
-from workloads.predict.words import text_of
 from workloads.spec.experiment import ENGINE
 
 OUT = (

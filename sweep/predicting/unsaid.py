@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from workloads.predict.cells.words import text_of, truth_of
 from workloads.predict.experts.ratios import routed_rows
 from workloads.predict.hardware import is_alternative
 from workloads.predict.predictor import Prediction, Predictor
 from workloads.predict.profiles import Profile
 from workloads.predict.table import Table, read_points
-from workloads.predict.words import text_of, truth_of
 from workloads.spec.cluster import ClusterSpec
 
 MOST_DENSE = 3

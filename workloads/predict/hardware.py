@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from workloads.predict.words import Refused
+from workloads.predict.cells.words import Refused
 from workloads.spec.cluster import ClusterSpec
 
 _OF_NAME: Mapping[str, Mapping[int, str]] = {

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workloads.predict.facts import facts_of
 from workloads.predict.fit import Fitted, fit
 from workloads.predict.memory_terms import peaks, reserved
 from workloads.predict.parameters import Parameter
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
 from workloads.predict.residuals import ResidualKernel, Residuals
-from workloads.predict.time_terms import facts_of
 
 KERNEL = ResidualKernel(common=0.02, device=0.02, version=0.02, near=0.1, noise=0.1, reach=2.0, structure=0.0)
 FEW = 8

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from workloads.predict.facts import Facts, facts_of
 from workloads.predict.fit import Fitted, derivatives, fit
 from workloads.predict.fit_few import fit_few
 from workloads.predict.layouts import planned_doubt
@@ -16,12 +17,10 @@ from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
 from workloads.predict.residuals import ResidualKernel, Residuals, covariance
-from workloads.predict.time_terms import Facts, facts_of, host_bound, step_time
+from workloads.predict.time_terms import host_bound, step_time
 
 SPREAD = 0.05
 """Standard deviation of a row's log(time) around the closed form, in a fit."""
-UNFITTED_SPREAD = 0.15
-"""Standard deviation of the closed form on a code base and cluster without rows; half of it below `FEW` rows."""
 UNFITTED_WIDTH = 0.6
 """Factor on the spread of the form's parameters without rows, since what may be wrong is not wrong at once: with it,
 90 % intervals have 93 % of 116 published runs, 94 % of the study's 1,765, and 91 and 92 % of this engine's eager ones
@@ -53,9 +52,10 @@ class LearnedTime:
         start, jacobian = derivatives(partial(step_time, points, facts), self.fitted.values)
         of_fit = self.fitted.spread_of(jacobian)
         if self.residuals is None:
-            width = 1.0 if self.rows else UNFITTED_WIDTH
-            of_form = np.hypot(UNFITTED_SPREAD / (2 if self.rows else 1), of_fit)
-            return start, np.hypot(width * of_form, planned_doubt(points.structure_doubt))
+            width, part = (1.0, 0.5) if self.rows else (UNFITTED_WIDTH, 1.0)  # a few rows say half of it
+            of_form = width * np.hypot(part * facts.form_spread, of_fit)
+            of_host = part * facts.host_doubt * host_bound(points, facts, self.fitted.values)
+            return start, np.sqrt(of_form**2 + of_host**2 + planned_doubt(points.structure_doubt) ** 2)
         mean, spread = self.residuals.at(points, noise_of(points, facts, self.defaults))
         if self.jacobian is not None:
             of_fit = self.fitted.spread_of(jacobian - self.residuals.explained(points, self.jacobian))

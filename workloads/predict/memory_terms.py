@@ -21,9 +21,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from workloads.predict.facts import Facts
 from workloads.predict.parameters import Parameter
 from workloads.predict.points import Floats, Points
-from workloads.predict.time_terms import Facts
 
 GIB = float(2**30)
 

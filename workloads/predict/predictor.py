@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from workloads.predict.facts import facts_of
 from workloads.predict.fit import prior
 from workloads.predict.learned_memory import LearnedMemory, learn_memory
 from workloads.predict.learned_time import LearnedTime, Widening, learn_time, widening
@@ -19,7 +20,7 @@ from workloads.predict.parameters import time_parameters
 from workloads.predict.points import Floats, Points
 from workloads.predict.profiles import Profile
 from workloads.predict.residuals import ResidualKernel
-from workloads.predict.time_terms import TimeTerms, facts_of, host_bound, step_parts
+from workloads.predict.time_terms import TimeTerms, host_bound, step_parts
 
 NORMAL_90 = 1.645
 """Half-width of the central 90 % of a normal distribution, in standard deviations."""

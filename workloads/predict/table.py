@@ -1,6 +1,6 @@
 """Parsing of a table into `Points`: meaning of each column, defaults of missing values, and reasons to refuse a row.
 
-A value that is not understood refuses its row (`workloads.predict.words`); a default of a missing value is noted.
+A value that is not understood refuses its row (`workloads.predict.cells.words`); a default of a missing value is noted.
 
 A row is predicted if its device, the model's size, the sequence, the layout and the batch are known or follow from each
 other (``gpus = dp tp pp cp``, ``gbs_seqs = dp mbs grad_accum``). Missing degrees are 1 if the others multiply to the
@@ -21,14 +21,8 @@ import pandas as pd
 from workloads.predict.cells.degrees import fill_batch, layout_of
 from workloads.predict.cells.deterministic import kernel_and_kind
 from workloads.predict.cells.numbers import count_of, not_missing, positive_of
-from workloads.predict.experts.columns import EXPERT_COLUMNS, Experts, dispatched_by, experts_of
-from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor
-from workloads.predict.network_terms import network_columns
-from workloads.predict.parameters import TIME
-from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points, tier_table
-from workloads.predict.profiles import Profile, find_profile
-from workloads.predict.shapes import attention_of, groups_of
-from workloads.predict.words import (
+from workloads.predict.cells.shapes import attention_of, groups_of
+from workloads.predict.cells.words import (
     FLASH2_ON_HOPPER,
     Refused,
     dispatched_of,
@@ -41,6 +35,12 @@ from workloads.predict.words import (
     truth_of,
     zero_of,
 )
+from workloads.predict.experts.columns import EXPERT_COLUMNS, Experts, dispatched_by, experts_of
+from workloads.predict.hardware import cluster_of, library_factor, note_links, power_factor
+from workloads.predict.network_terms import network_columns
+from workloads.predict.parameters import TIME
+from workloads.predict.points import CAPTURED, RATE_NAMES, UNLIKE, Points, tier_table
+from workloads.predict.profiles import Profile, find_profile
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.experiment import ENGINE
 

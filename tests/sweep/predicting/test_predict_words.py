@@ -10,8 +10,8 @@ import pytest
 from sweep.predicting.codebases import read_clusters
 from sweep.predicting.predict_table import OUT
 from tests.sweep.predicting.predicted import EXPERTS, one
+from workloads.predict.cells.words import recomputed_of, zero_of
 from workloads.predict.hardware import cluster_of
-from workloads.predict.words import recomputed_of, zero_of
 
 
 @pytest.mark.parametrize("code", ["ultrasweep", "nanotron"])

@@ -8,7 +8,7 @@ import pytest
 
 from sweep.composing.conffiles import ConfFolders
 from tests.sweep.predicting.predicted import one
-from workloads.predict.shapes import SHAPES
+from workloads.predict.cells.shapes import SHAPES
 
 GIB = 2**30
 LLAMA_70B = {"hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 128256, "tie_embeddings": False}

@@ -21,11 +21,11 @@ from workloads.costs.time.step_times import StepTimes
 from workloads.costs.traffic.sent import step_traffic
 from workloads.predict import layouts, time_terms
 from workloads.predict.experts.overheads import EXPERTS_ALONE, expert_factor
+from workloads.predict.facts import facts_of
 from workloads.predict.parameters import TIME, time_parameters
 from workloads.predict.predictor import Predictor
 from workloads.predict.probed import IN_A_PROBE, LAUNCH_S, probed
 from workloads.predict.table import read_points
-from workloads.predict.time_terms import facts_of
 from workloads.spec.experiment import ENGINES, Experiment
 from workloads.spec.model_spec import ModelSpec
 
@@ -330,7 +330,7 @@ def host_of_layer(**fields: Any) -> float:
     """Milliseconds that the host takes for a layer and micro-batch."""
     points = layouts.points_of([of(**fields)], H200, None, np.ones(1))
     quantities = {name: one.value for name, one in time_parameters(PROFILES[layouts.CODEBASE]).items()}
-    return 1e3 * float(time_terms._layer(points, time_terms.facts_of(points, PROFILES), quantities)[2][0])
+    return 1e3 * float(time_terms._layer(points, facts_of(points, PROFILES), quantities)[2][0])
 
 
 def test_an_engine_that_launches_experts_one_by_one_takes_its_host_longer() -> None:

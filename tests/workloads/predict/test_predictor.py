@@ -11,11 +11,12 @@ import pytest
 from sweep.predicting.codebases import GENERAL, read_clusters, read_profiles
 from tests.fixed_task import fixed_tasks
 from tests.workloads.predict.tables import random_rows, row
+from workloads.predict.facts import facts_of
 from workloads.predict.parameters import TIME
 from workloads.predict.points import Points
 from workloads.predict.predictor import Measured, Predictor, best_cut
 from workloads.predict.table import read_points
-from workloads.predict.time_terms import bandwidth, facts_of, step_time
+from workloads.predict.time_terms import bandwidth, step_time
 
 pytestmark = pytest.mark.drawn(one_in=3)
 

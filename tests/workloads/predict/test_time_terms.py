@@ -13,9 +13,10 @@ from tests.workloads.predict.tables import row
 from tests.workloads.predict.test_predictor import points
 from workloads.costs.time.pipeline import pipeline_time_s
 from workloads.predict import time_terms
+from workloads.predict.facts import facts_of
 from workloads.predict.memory_terms import MEMORY, peaks
 from workloads.predict.parameters import TIME
-from workloads.predict.time_terms import TimeTerms, facts_of, step_parts
+from workloads.predict.time_terms import TimeTerms, step_parts
 
 PROFILES = read_profiles()
 NOTHING = 1e-12

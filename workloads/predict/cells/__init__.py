@@ -1,1 +1,1 @@
-"""Cells of tables: their numbers, and the degrees of a layout that they give."""
+"""Cells of tables: their words and numbers, and the degrees of a layout and the shape of a model that they give."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from workloads.predict.cells.numbers import not_missing
+from workloads.predict.cells.words import Refused
 from workloads.predict.hardware import refuse_too_many
-from workloads.predict.words import Refused
 from workloads.spec.cluster import ClusterSpec
 
 

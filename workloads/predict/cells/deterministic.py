@@ -43,8 +43,8 @@ LOOKUP_S = 1.0e-6
 
 def kernel_and_kind(generation: str, kind: str, usual: float, peak: float) -> tuple[float, float]:
     """`Points.kernel` and `Points.deterministic`. ``generation``: of the device, "hopper", "blackwell" or another;
-    ``kind``: of the kernel that a row names (`workloads.predict.words.kernel_of`), empty: none; ``usual``: the code
-    base's share of peak; ``peak``: FLOP/s of the device of which attention reaches a share."""
+    ``kind``: of the kernel that a row names (`workloads.predict.cells.words.kernel_of`), empty: none; ``usual``: the
+    code base's share of peak; ``peak``: FLOP/s of the device of which attention reaches a share."""
     if generation == "hopper" and kind != "flash2":
         return TIME["attention"].value / usual, 2.0
     if generation == "blackwell" and kind == "newest":

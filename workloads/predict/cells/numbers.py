@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from workloads.predict.cells.words import Refused, text_of
 from workloads.predict.experts.columns import EXPERT_COLUMNS
-from workloads.predict.words import Refused, text_of
 from workloads.spec.checks import MOST, shown
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from workloads.predict.cells.words import Refused
 from workloads.predict.points import RECOMPUTE, Points, fp8_kind
 from workloads.predict.profiles import Profile
-from workloads.predict.words import Refused
 from workloads.spec.experiment import Experiment
 from workloads.spec.experiment_values import PLANNED_FORMATS
 from workloads.spec.model_spec import MLASpec, ModelSpec, MoESpec
