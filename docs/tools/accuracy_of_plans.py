@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -27,7 +28,7 @@ from workloads.spec.model_layers import layers_of
 
 CLUSTER = "h200"
 """Cluster of most shipped rows."""
-COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90 %")
+COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90 %", "half-width")
 _SHOWN_AXES = ("model", "tp", "pp", "cp", "zero_stage", "recompute", "pp_schedule", "precision")
 
 
@@ -185,14 +186,14 @@ def section() -> str:
     left = pairs_with(without_its_model(on, attempts), on)
     compared = [
         (f"{CLUSTER}, as recorded, when each was run", _recorded(on)),
-        (f"{CLUSTER}, now, nothing measured before", pairs_with(planned(on), on)),
+        *_of_nothing(on, attempts, CLUSTER),
         (f"{CLUSTER}, now, measured rows of the other models", left),
     ]
     for name, own in elsewhere.groupby("cluster", sort=True):
         known = at_own_hosts(points, str(name), CLUSTER)
         compared += [
             (f"{name}, as recorded, when each was run", _recorded(own)),
-            (f"{name}, now, nothing measured before", pairs_with(planned(own), own)),
+            *_of_nothing(own, attempts, str(name)),
             (
                 f"{name}, now, rows of {CLUSTER} and the newest probe of each",
                 pairs_with(from_another(points, str(name), CLUSTER), own),
@@ -211,10 +212,7 @@ def section() -> str:
         for draw, sweep in DRAWS.items():
             those = (own["sweep"] == sweep) & ~stopped
             compared.append((f"{name}, of these: {draw} draw, did not stop", pairs_with(known, own[those])))
-    lines = []
-    for name, pairs in compared:
-        found = grade.grades(pairs)
-        lines.append((name, found[found["axis"].isna()].iloc[0]))
+    lines = [(name, graded(pairs)) for name, pairs in compared]
     by_axis = grade.grades(left)
     shown = by_axis[by_axis["axis"].isin(_SHOWN_AXES)]
     axes = [(f"{row['axis']} {row['value']}", row) for _, row in shown.iterrows()]
@@ -222,6 +220,17 @@ def section() -> str:
         f"{table_of('predicted by a plan', lines, COLUMNS)}\n\nOn {CLUSTER}, with measured rows of the other models, "
         f"by axis:\n\n{table_of('points with', axes, ('rows', 'MAPE', 'p90', 'bias', 'inside 90 %'))}"
     )
+
+
+def _of_nothing(points: pd.DataFrame, attempts: pd.DataFrame, cluster: str) -> list[tuple[str, pd.DataFrame]]:
+    """Pairs of one cluster with nothing measured before: all, and those of eager steps by what sets their pace."""
+    found, kinds = planned(points), kinds_of(points, attempts, cluster)
+    eager = kinds["cuda_graph_run"] != "step"
+    parts = {"the device sets the pace": eager & ~kinds["waits"], "the host does": eager & kinds["waits"]}
+    lines = [(f"{cluster}, now, nothing measured before", pairs_with(found, points))]
+    return lines + [
+        (f"{cluster}, of these: eager, {said}", pairs_with(found, points[own])) for said, own in parts.items()
+    ]
 
 
 def _recorded(points: pd.DataFrame) -> pd.DataFrame:
@@ -234,14 +243,27 @@ def pairs_with(predictions: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     return grade.pairs_of_predictions(predictions, points)
 
 
+def graded(pairs: pd.DataFrame) -> pd.Series:
+    """`results.statistics.grade.grade_of` with ``half_width``: the median half of an interval, by how much of the
+    middle its upper end is longer."""
+    width = math.sqrt((pairs["high"] / pairs["low"]).median()) - 1
+    return pd.Series({**grade.grade_of(pairs), "half_width": width}, dtype="object")
+
+
 def table_of(first: str, lines: Sequence[tuple[str, pd.Series]], columns: Sequence[str]) -> str:
-    """A Markdown table of rows of `results.statistics.grade.grades`. ``first``: the heading of the names."""
+    """A Markdown table of rows of `graded`, or of `results.statistics.grade.grades`; ``first`` heads the names."""
     head = f"| {first} | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}"
     return "\n".join([head, *(f"| {name} | {' | '.join(_cell(row, one) for one in columns)} |" for name, row in lines)])
 
 
 def _cell(row: pd.Series, column: str) -> str:
-    names = {"rows": "n", "MAPE": "mape", "top-1 regret": "top1_regret", "inside 90 %": "coverage"}
+    names = {
+        "rows": "n",
+        "MAPE": "mape",
+        "top-1 regret": "top1_regret",
+        "inside 90 %": "coverage",
+        "half-width": "half_width",
+    }
     value = row[names.get(column, column.lower())]
     if value is None or pd.isna(value):
         return "–"
