@@ -71,6 +71,12 @@ _PLAIN = {
     "linear_attn.A_log": ("attention.log_rate",),
     "linear_attn.norm.weight": ("attention.norm",),
     "linear_attn.conv1d.weight": ("attention.q_kernel", "attention.k_kernel", "attention.v_kernel"),
+    # KDA
+    "f_a_proj.weight": ("attention.decay_down",),
+    "f_b_proj.weight": ("attention.decay_up",),
+    "b_proj.weight": ("attention.rate",),
+    "g_a_proj.weight": ("attention.gate_down",),
+    "g_b_proj.weight": ("attention.gate_up",),
     # Mamba-2
     "mixer.in_proj.weight": tuple(f"attention.{one}" for one in ("z", "x", "b", "c", "steps")),
     "mixer.dt_bias": ("attention.step_bias",),

@@ -35,6 +35,7 @@ RUN_BY_KIND = (
     "Mamba-2",
     "gated delta rule",
     "KDA",
+    "latent attention without positions",
     "layers of a mixer alone",
     "layers of an MLP alone",
     "router weights on the inputs of experts",
@@ -98,9 +99,9 @@ def _mlps_that_run(kinds: list[Layer]) -> Iterator[str]:
 def _in_other_combinations(kinds: list[Layer]) -> Iterator[str]:
     """What the engine runs, but not with what else the model has."""
     latent = {kind.mixer for kind in kinds if isinstance(kind.mixer, LatentAttention)}
-    if latent and len({kind.mixer for kind in kinds}) > 1:
-        yield "latent attention beside another kind"
     mixers = [kind.mixer for kind in kinds if isinstance(kind.mixer, Attention)]
+    if latent and (len(latent) > 1 or mixers):
+        yield "latent attention beside another kind of attention"
     if any(mixer.shared_kv and mixer.value_dim != mixer.head_dim for mixer in mixers):
         yield "shared keys and values of two sizes"
     if any(_is_former_gemma(mixer) for mixer in mixers):

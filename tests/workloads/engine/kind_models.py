@@ -45,6 +45,7 @@ SQUARED: Part = {  # Nemotron 3
     "scale": 2.5,
     "correction": True,
 }
+SIGMOID: Part = {**ROUTED, "score": "sigmoid", "scale": 2.5, "correction": True}  # Kimi Linear
 LATENT: Part = {**SQUARED, "latent": 20}  # Nemotron 3 Super and Ultra
 LATENT_SILU: Part = {**ROUTED, "latent": 12, "shared_gate": True}
 GELU_EXPERTS: Part = {
@@ -97,6 +98,12 @@ def gated_delta(**changes: Any) -> Part:
 
 def kimi_delta(**changes: Any) -> Part:
     return {"kind": "kimi_delta", "heads": 4, "head_dim": 6, "kernel": 4, **changes}
+
+
+def latent(**changes: Any) -> Part:
+    """Latent attention without positions (Kimi Linear); every size is another one."""
+    usual = {"kind": "latent_attention", "heads": 4, "kv_rank": 10, "nope_dim": 6, "rope_dim": 4, "value_dim": 8}
+    return {**usual, **changes}
 
 
 def layer(mixer: Part | None, mlp: Part | None = DENSE, norms: int = 2, **options: Any) -> Part:
@@ -228,6 +235,11 @@ RECURRENT: dict[str, tuple[list[Part], list[int]]] = {
     "kimi_delta": (
         [layer(kimi_delta()), layer(attention(rope=None)), layer(kimi_delta(full_rank_gate=True, kernel=3))],
         [0, 1, 2, 0, 2],
+    ),
+    "kimi_linear": ([layer(kimi_delta()), layer(latent())], [0, 0, 1, 0, 1]),
+    "kimi_linear_of_experts": (
+        [layer(kimi_delta()), layer(kimi_delta(), SIGMOID), layer(latent(q_rank=12), SIGMOID)],
+        [0, 1, 2, 1, 2],
     ),
 }
 """The same with recurrent layers."""

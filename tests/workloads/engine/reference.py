@@ -168,7 +168,7 @@ def _loss(
         return (x @ w[name].t()).view(batch, seq, heads, -1)
 
     def latent_heads(h: Tensor, p: str) -> tuple[Tensor, Tensor, Tensor]:  # as written in arXiv:2405.04434, 2.1
-        mla, heads = model.mla, model.num_heads
+        mla, heads, turned = model.mla, model.num_heads, rotate if rotates else torch.clone
         assert mla is not None
         nope, rope = mla.qk_nope_head_dim, mla.qk_rope_head_dim
         if mla.q_lora_rank:
@@ -177,8 +177,8 @@ def _loss(
             q = project(h, f"{p}.q", heads)
         latent, shared = (h @ w[f"{p}.kv_down"].t()).split([mla.kv_lora_rank, rope], -1)
         k, v = project(norm(latent, f"{p}.kv_norm"), f"{p}.kv_up", heads).split([nope, mla.v_head_dim], -1)
-        shared = rotate(shared.view(batch, seq, 1, rope)).repeat(1, 1, heads, 1)
-        return torch.cat([q[..., :nope], rotate(q[..., nope:])], -1), torch.cat([k, shared], -1), v
+        shared = turned(shared.view(batch, seq, 1, rope)).repeat(1, 1, heads, 1)
+        return torch.cat([q[..., :nope], turned(q[..., nope:])], -1), torch.cat([k, shared], -1), v
 
     def grouped_heads(h: Tensor, p: str) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (
@@ -190,6 +190,7 @@ def _loss(
         return rotate(q), rotate(k).repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)
 
     batch, seq = tokens.shape
+    rotates = model.layers is None  # latent attention that is listed has no positions
     x = w["embedding"][tokens]
     if model.layers is not None and model.layers.scaled_embedding:
         x = x * model.hidden_size**0.5

@@ -86,6 +86,23 @@ SIZES: Mapping[str, dict[str, Any]] = {
     "helium": _DENSE,
     "hy_v3": {**_ROUTED, "num_experts": 8, "num_shared_experts": 1, "attention_bias": True},
     "internlm3": _DENSE,
+    "kimi_linear": {
+        **_LATENT,
+        **_RECURRENT,
+        "q_lora_rank": None,
+        "num_hidden_layers": 2,
+        "intermediate_size": 40,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "moe_intermediate_size": 24,
+        "num_shared_experts": 1,
+        "linear_head_dim": 6,
+        "linear_num_heads": 4,
+        "mlp_layer_types": ["dense", "sparse"],
+        "rms_norm_eps": 1e-6,
+        "routed_scaling_factor": 1.5,
+        "linear_conv_kernel_dim": 4,
+    },
     "mellum": {
         **_ROUTED,
         **_WINDOWS,
@@ -133,6 +150,12 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
         "post_mlp_layernorm": "post_feedforward_layernorm",
     },
     "granitemoehybrid": {".mamba.": ".mixer.", "shared_mlp.output_linear": "mlp.down_proj"},
+    "kimi_linear": {  # its first layer is KDA
+        "layers.0.self_attn.o_proj": "layers.0.linear_attn.out_proj",
+        "self_attn.o_norm": "linear_attn.norm",
+        "self_attn.conv1d": "linear_attn.conv1d",
+        "self_attn.forget_gate": "linear_attn",
+    },
     "olmo_hybrid": {
         "linear_attn.o_proj": "linear_attn.out_proj",
         "a_proj": "in_proj_a",
@@ -156,6 +179,8 @@ def renamed_value(
             both = (known.replace(fused, part.format(one)) for one in ("gate", "up"))
             return torch.cat([value_of(kind, m, one, value, gradients=gradients) for one in both])
     held = value_of(kind, m, known, value, gradients=gradients)
+    if kind == "kimi_linear" and name.endswith("A_log"):
+        return held.view(1, 1, -1, 1)
     if kind in ("glm", "glm4") and ("q_proj" in known or "k_proj" in known):
         turned, plain = held.unflatten(0, (-1, published.COMMON["head_dim"])).chunk(2, 1)
         turned = turned.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)

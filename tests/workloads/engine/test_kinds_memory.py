@@ -16,6 +16,7 @@ from tests.workloads.engine.kind_models import (
     gated_delta,
     kimi_delta,
     kind_model,
+    latent,
     layer,
     mamba,
     window,
@@ -32,6 +33,7 @@ GELU: dict[str, Any] = {**DENSE, "activation": "gelu_tanh"}
 
 MAMBA: dict[str, Any] = {"heads": 16, "head_dim": 64, "groups": 2, "state": 64}
 KIMI: dict[str, Any] = {"heads": 12, "head_dim": 64, "kernel": 4}
+MLA: dict[str, Any] = {"heads": 8, "kv_rank": 96, "nope_dim": 64, "rope_dim": 32, "value_dim": 96}
 DELTA: dict[str, Any] = {"key_heads": 4, "value_heads": 8, "key_dim": 64, "value_dim": 120}
 
 
@@ -65,6 +67,12 @@ SQUARED: dict[str, Any] = {
     "score": "sigmoid",
     "scale": 2.5,
 }
+SIGMOID: dict[str, Any] = {
+    **SQUARED,
+    "expert": {"kind": "dense", "width": 640, "activation": "silu"},
+    "shared": {"kind": "dense", "width": 640, "activation": "silu"},
+    "correction": True,
+}
 LATENT: dict[str, Any] = {**SQUARED, "latent": 192, "shared": {**RELU2, "width": 640}}
 
 BESIDE: dict[str, Any] = {
@@ -97,6 +105,8 @@ KINDS: dict[str, list[dict[str, Any]]] = {
         layer(wide(heads=8, kv_heads=8, head_dim=104, value_dim=104), None, norms=1),
     ],
     "gated_delta": [layer(gated_delta(**DELTA), RELU2), layer(wide(), DENSE)],
+    "kimi_linear": [layer(kimi_delta(**KIMI), DENSE), layer(latent(**MLA), DENSE)],
+    "kimi_linear_of_experts": [layer(latent(**MLA, q_rank=160), SIGMOID), layer(kimi_delta(**KIMI), SIGMOID)],
     "clamped_experts": [
         layer(wide(span=window(80), sinks=True, bias=True, output_bias=True), CLAMPED),
         layer(wide(sinks=True, bias=True, output_bias=True), CLAMPED),
@@ -126,7 +136,13 @@ LAYOUTS: list[dict[str, Any]] = [
 NOT_ON_A_RING = ("chunks", "caps", "values", "one_part")
 """Chunks and caps are not exchanged; on a CPU the kernel of a ring pads values, which others do not, and heads of 104
 numbers have none."""
-WITH_EXPERTS = ("clamped_experts", "experts_of_squared_relu", "latent_experts", "dense_beside_experts")
+WITH_EXPERTS = (
+    "kimi_linear_of_experts",
+    "clamped_experts",
+    "experts_of_squared_relu",
+    "latent_experts",
+    "dense_beside_experts",
+)
 OF_EXPERTS: list[dict[str, Any]] = [
     {"dp": 2, "ep": 2, "zero_stage": 1, "rounds": 2, "recompute": "experts"},
     {"tp": 2, "etp": 2, "rounds": 1, "recompute": "swiglu"},

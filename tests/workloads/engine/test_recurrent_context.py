@@ -48,7 +48,7 @@ OF_FOUR: list[dict[str, Any]] = [
 
 def _cases() -> list[Experiment]:
     cases = [(name, layout) for name in RECURRENT for layout in LAYOUTS]
-    cases += [("one_part_of_experts", layout) for layout in OF_EXPERTS]
+    cases += [(name, layout) for name in RECURRENT if name.endswith("of_experts") for layout in OF_EXPERTS]
     cases += [(name, layout) for name in DIVIDED for layout in OF_FOUR]
     return [experiment(layers=name, **{**LONG, **layout}) for name, layout in cases]
 

@@ -32,7 +32,7 @@ LAYOUTS: list[dict[str, Any]] = [
 def _layouts(name: str) -> list[dict[str, Any]]:
     """Without sequence parallelism experts must be divided as the rest is."""
     layouts = [layout for layout in LAYOUTS if layout.get("sequence_parallel", True)]
-    return [*layouts, *OF_EXPERTS] if name == "one_part_of_experts" else LAYOUTS
+    return [*layouts, *OF_EXPERTS] if name.endswith("of_experts") else LAYOUTS
 
 
 OF_EXPERTS: list[dict[str, Any]] = [

@@ -162,8 +162,9 @@ def _latent(mixer: LatentAttention, s: Sizes) -> list[Tensor]:
     tensors = [Tensor("latents", s.own(mixer.q_rank + mixer.kv_rank + mixer.rope_dim), gradient=True)]
     tensors += s.norm("norms of latents", mixer.q_rank + mixer.kv_rank, norms=2 if mixer.q_rank else 1)
     up = "" if s.sent else "mla_up"  # received tensors are not recomputed
-    # With rope recomputed the shared key is saved rotated. Ulysses receives keys and values of every head.
-    shared = s.c * s.tokens * mixer.rope_dim
+    # With rope recomputed the shared key is saved rotated, or as it was gathered; as it is projected it is one of the
+    # latents. Ulysses receives keys and values of every head.
+    shared = s.c * s.tokens * mixer.rope_dim if mixer.rope is not None or s.tp > 1 else 0
     received = s.split(mixer.heads * mixer.rope_dim)
     tensors += [
         Tensor("keys and values", s.split(mixer.heads * (mixer.nope_dim + mixer.value_dim)), up, gradient=True),

@@ -257,7 +257,9 @@ def _attention(
         return KindAttention(prefix, model, kind.mixer, 0 if found is None else found[1], batch, tp, cp)
     if kind is not None and isinstance(kind.mixer, Recurrent):
         return recurrent(prefix, model, kind.mixer, batch, tp, cp)
-    return (Attention if model.mla is None else LatentAttention)(prefix, model, batch, tp, cp)
+    if model.mla is None:
+        return Attention(prefix, model, batch, tp, cp)
+    return LatentAttention(prefix, model, batch, tp, cp, rotated=kind is None or rotation(kind) is not None)
 
 
 def _routed(prefix: str, model: ModelSpec, kind: Layer, experts: ExpertParallel) -> nn.Module:

@@ -9,7 +9,7 @@ values.
     norms       of both latents                   [T_s, C]
     up          queries [T, N, Q]; the part of keys without position, and values, side by side [T, N, P + V]
                                                   column-parallel: each rank makes its own heads
-    rotation    of the R numbers of each query, and of the one key that all heads share
+    rotation    of the R numbers of each query, and of the one key that all heads share; none in Kimi Linear
     attention   scores over Q, with 1 / sqrt(Q); values of size V
     out         [T_s, D]                          row-parallel
 
@@ -51,11 +51,19 @@ class LatentAttention(nn.Module):
     recomputes = ("rope", "mla_up")
 
     def __init__(
-        self, prefix: str, model: ModelSpec, batch: int, tp: TensorParallel, cp: ContextParallel | None = None
+        self,
+        prefix: str,
+        model: ModelSpec,
+        batch: int,
+        tp: TensorParallel,
+        cp: ContextParallel | None = None,
+        *,
+        rotated: bool = True,
     ) -> None:
+        """``rotated``: whether queries and the shared key are rotated."""
         super().__init__()
         assert model.mla is not None
-        self.batch, self.tp, self.cp, self.shape = batch, tp, cp, model.mla
+        self.batch, self.tp, self.cp, self.shape, self.rotated = batch, tp, cp, model.mla, rotated
         self.heads = model.num_heads // tp.size
         attention_weights = weights.attention(model, prefix)
         with_latent = model.mla.q_lora_rank > 0
@@ -82,7 +90,7 @@ class LatentAttention(nn.Module):
         kv_input = self.kv_norm(_one_head(kv_latent_TC)).view_as(kv_latent_TC)
         q_BSNQ, kv_BSNX = self._heads(self.q_up(q_input)), self._heads(self.kv_up(kv_input))
         key_BS1R = gather_tokens(key_TR, self.tp).view(self.batch, -1, 1, shape.qk_rope_head_dim)
-        q_BSNQ, key_BS1R = self._rotated(q_BSNQ, key_BS1R, cos_SR, sin_SR)
+        q_BSNQ, key_BS1R = self._rotate(q_BSNQ, key_BS1R, cos_SR, sin_SR)
         k_BSNP, v_BSNV = kv_BSNX.split([shape.qk_nope_head_dim, shape.v_head_dim], dim=3)
         k_BSNQ = _with_shared(k_BSNP, key_BS1R)
         # ``mla_up`` recomputes queries and the fused KV up-projection from the latents, which the norms save. ``rope``
@@ -110,8 +118,11 @@ class LatentAttention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         return x.view(self.batch, -1, self.heads, x.shape[1] // self.heads)
 
-    def _rotated(self, q_BSNQ: Tensor, key_BS1R: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries with their last R numbers rotated, and the rotated key."""
+    def _rotate(self, q_BSNQ: Tensor, key_BS1R: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries with their last R numbers rotated, and the rotated key; both as they are in layers without
+        positions."""
+        if not self.rotated:
+            return q_BSNQ, key_BS1R
         q_BSNP, q_BSNR = q_BSNQ.split([self.shape.qk_nope_head_dim, self.shape.qk_rope_head_dim], dim=3)
         q_BSNR, key_BS1R = apply_rope(q_BSNR, key_BS1R, cos_SR, sin_SR)
         return torch.cat([q_BSNP, q_BSNR], dim=3), key_BS1R
@@ -119,7 +130,7 @@ class LatentAttention(nn.Module):
     def _recompute_queries(self, latent_TC: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor]:
         q_BSNQ = self._heads(self.q_up(_normed(latent_TC, self.q_norm)))
         a_key_BS1R = q_BSNQ[:, :, :1, : self.shape.qk_rope_head_dim]  # a placeholder for the key
-        return (self._rotated(q_BSNQ, a_key_BS1R, cos_SR, sin_SR)[0],)
+        return (self._rotate(q_BSNQ, a_key_BS1R, cos_SR, sin_SR)[0],)
 
     def _recompute_up(self, latent_TC: Tensor) -> tuple[Tensor]:
         return (self._heads(self.kv_up(_normed(latent_TC, self.kv_norm))),)
