@@ -30,6 +30,11 @@ LINES = (
     Line("plans", "h200, as recorded, when each was run", "step time on H200, predicted before each run"),
     Line("plans", "h200, now, nothing measured before", "the same runs, today's form, nothing measured"),
     Line("captured", "all, nothing measured", "of these, steps captured as CUDA graphs"),
+    Line(
+        "captured",
+        "all, as stored before each run, with today's widths",
+        "the captured steps as predicted before each run, with today's intervals",
+    ),
     Line("captured", "all, one model left out", "the captured steps, from those of the other models"),
     Line("plans", "h100_ib400, as recorded, when each was run", "step time on H100, predicted before each run"),
     Line("recorded", "NVIDIA H200, one model left out", "step time on H200, from the rows of other models"),

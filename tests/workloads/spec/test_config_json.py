@@ -87,7 +87,6 @@ def test_a_model_is_planned_exactly_by_numbers_or_a_list_of_layers(name: str) ->
     assert set(lacking_kinds(spec)) <= {
         *missing,
         "experts that differ by layer",
-        "latent attention beside another kind",
         "shared gated (situ) experts",
         "shared gated (clamped_silu) experts",
     }
