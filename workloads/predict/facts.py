@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from workloads.predict.points import Floats, Points
-from workloads.predict.profiles import Profile
+from workloads.predict.profiles import FORM_SPREAD, Profile
 from workloads.predict.stages import Stages, stages_of
 
 ADDED_IN_PRODUCTS = 0.3
@@ -37,9 +37,10 @@ class Facts:
     runs_ahead: Floats
     """1: the host launches the work after a pipeline message before the message has arrived."""
     form_spread: Floats
+    """The profile's inside a node, else `FORM_SPREAD`."""
     host_doubt: Floats
     host_noise: Floats
-    """``form_spread`` to ``host_noise``: as in `Profile`."""
+    """``host_doubt``, ``host_noise``: as in `Profile`."""
     slow_host: Floats
     slow_messages: Floats
     keeps_gathers: Floats
@@ -93,7 +94,7 @@ def facts_of(points: Points, profiles: Mapping[str, Profile]) -> Facts:
         ),
         stops_early=array([one.recompute_stops_early for one in of_rows]),
         runs_ahead=array([one.host_runs_ahead for one in of_rows]),
-        form_spread=array([one.form_spread for one in of_rows]),
+        form_spread=np.where(points.gpus > points.node, FORM_SPREAD, array([one.form_spread for one in of_rows])),
         host_doubt=array([one.host_doubt for one in of_rows]),
         host_noise=array([one.host_noise for one in of_rows]),
         slow_host=slow_host,

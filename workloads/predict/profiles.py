@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+FORM_SPREAD = 0.15
+"""Standard deviation of log(step seconds) around the closed form on a cluster without rows, beside what its parameters
+have."""
 BUCKET_OF_RANK = 1e6
 """Least parameters of a bucket for each of its ranks: Megatron-Core's DistributedDataParallel."""
 
@@ -55,11 +58,10 @@ class Profile:
     """Seconds to launch one small operation on the hosts to which the values of ``time`` apply; None: unknown."""
     host_spread: float = 1.0
     """Factor on the spreads of host parameters: below 1 if they come from rows of many hosts."""
-    form_spread: float = 0.15
-    """Standard deviation of log(step seconds) around the closed form on a cluster without rows, beside what its
-    parameters have."""
+    form_spread: float = FORM_SPREAD
+    """`FORM_SPREAD` of layouts inside a node, or inside nodes that one link joins."""
     host_doubt: float = 0.0
-    """The same of host-bound rows beside device-bound ones, of hosts that nothing has timed."""
+    """What host-bound steps have in addition, on hosts that nothing has timed."""
     host_noise: float = 2.0
     """Extra noise of a host-bound row: its noise divided by that of a device-bound row, minus 1."""
     slow_host_below: float | None = None
