@@ -168,7 +168,9 @@ def _loss(
         return (x @ w[name].t()).view(batch, seq, heads, -1)
 
     def latent_heads(h: Tensor, p: str) -> tuple[Tensor, Tensor, Tensor]:  # as written in arXiv:2405.04434, 2.1
-        mla, heads, turned = model.mla, model.num_heads, rotate if rotates else torch.clone
+        kind = kind_weights.kind_of(model, int(p.split(".")[1]))
+        turned = rotate if kind is None or kind_weights.rotation(kind) is not None else torch.clone
+        mla, heads = model.mla, model.num_heads
         assert mla is not None
         nope, rope = mla.qk_nope_head_dim, mla.qk_rope_head_dim
         if mla.q_lora_rank:
@@ -190,7 +192,6 @@ def _loss(
         return rotate(q), rotate(k).repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)
 
     batch, seq = tokens.shape
-    rotates = model.layers is None  # latent attention that is listed has no positions
     x = w["embedding"][tokens]
     if model.layers is not None and model.layers.scaled_embedding:
         x = x * model.hidden_size**0.5

@@ -106,7 +106,10 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     ],
     "gated_delta": [layer(gated_delta(**DELTA), RELU2), layer(wide(), DENSE)],
     "kimi_linear": [layer(kimi_delta(**KIMI), DENSE), layer(latent(**MLA), DENSE)],
-    "kimi_linear_of_experts": [layer(latent(**MLA, q_rank=160), SIGMOID), layer(kimi_delta(**KIMI), SIGMOID)],
+    "kimi_linear_of_experts": [
+        layer(latent(**MLA, q_rank=160), SIGMOID),
+        layer(kimi_delta(**{**KIMI, "heads": 16}), SIGMOID),
+    ],
     "clamped_experts": [
         layer(wide(span=window(80), sinks=True, bias=True, output_bias=True), CLAMPED),
         layer(wide(sinks=True, bias=True, output_bias=True), CLAMPED),

@@ -88,6 +88,8 @@ def _reduced_experts(x: Shared, turn: Turn, of_layer: LayerSizes) -> list[Live]:
         "flat": flat,
         "of_experts": reduced,
     }
+    if x.expert_shards == 1 and not flat:  # sums that are reduced where they are leave what is before them
+        return [{name: size for name, size in after.items() if name != "flat"}]
     if x.expert_shards == 1 or (x.unsharded and turn.prior):
         return [after]  # accumulated gradients are freed before the new shard exists
     each = x.r if turn.second_half or turn.own_deferred else x.c
@@ -108,6 +110,7 @@ def beside_experts(x: Shared, turn: Turn, place: Place, layer: Live) -> Live:
         "new_shard": 0,
     }
     if turn.reduces and (x.unsharded or not x.experts_add):  # else what the unit before them has left stays
-        changes["flat"] = 0 if x.adds and x.expert_shards == 1 else x.r * experts
+        if not x.adds or x.expert_shards > 1:  # sums of one shard are reduced where they are
+            changes["flat"] = x.r * experts
         changes["new_shard"] = x.cast_experts * experts // x.expert_shards if x.keeps else 0
     return changes
