@@ -88,7 +88,7 @@ def _reduced_experts(x: Shared, turn: Turn, of_layer: LayerSizes) -> list[Live]:
         "flat": flat,
         "of_experts": reduced,
     }
-    if x.expert_shards == 1 and not flat:  # sums that are reduced where they are leave what is before them
+    if x.experts_alone and not flat:  # sums without a message leave what the unit before has left
         return [{name: size for name, size in after.items() if name != "flat"}]
     if x.expert_shards == 1 or (x.unsharded and turn.prior):
         return [after]  # accumulated gradients are freed before the new shard exists
@@ -110,7 +110,7 @@ def beside_experts(x: Shared, turn: Turn, place: Place, layer: Live) -> Live:
         "new_shard": 0,
     }
     if turn.reduces and (x.unsharded or not x.experts_add):  # else what the unit before them has left stays
-        if not x.adds or x.expert_shards > 1:  # sums of one shard are reduced where they are
-            changes["flat"] = x.r * experts
+        if not (x.adds and x.experts_alone):
+            changes["flat"] = 0 if x.adds and x.expert_shards == 1 else x.r * experts
         changes["new_shard"] = x.cast_experts * experts // x.expert_shards if x.keeps else 0
     return changes

@@ -77,6 +77,8 @@ class Shared(NamedTuple):
     of multi-token prediction."""
     expert_shards: int
     """Number of ranks that share an expert's master weights."""
+    experts_alone: bool
+    """Whether each expert is on one rank alone, which reduces its gradients without a message."""
     vocabulary: int
     """Elements of the embedding (or head) on one rank."""
     head: HeadBytes
@@ -147,6 +149,7 @@ class Shared(NamedTuple):
             b_experts=gathered_bytes(e, c, of_experts=True),
             block=max(size.block for size in held),
             expert_shards=expert_shards,
+            experts_alone=experts_replicas * expert_shards == 1,
             vocabulary=model.vocab_size // e.tp * model.hidden_size,
             head=head_bytes(e, c),
             stream=stream,
