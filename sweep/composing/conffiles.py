@@ -172,8 +172,8 @@ def _filled(group: str, path: Path) -> dict[str, Any]:
 
 
 def _published(name: str) -> Path | None:
-    """The config.json that a user means with the "name" of a model, if it is a path. Its readers are imported only
-    then."""
+    """The config.json that a user means with the "name" of a model, if it is a path, whether or not it exists. Its
+    readers are imported only then."""
     if "/" not in name and not name.endswith(".json"):
         return None
     from workloads.spec.config_json.read import config_path, is_config

@@ -82,7 +82,10 @@ def test_the_command_that_settles_an_answer_has_the_path(published: Any) -> None
 
 @pytest.mark.parametrize(
     ("word", "message"),
-    [("nowhere/config.json", "nowhere/config.json: no such file"), ("nowhere/else", "no model called 'nowhere/else'")],
+    [
+        ("nowhere/config.json", "nowhere/config.json: no such file"),
+        ("nowhere/else", "nowhere/else: no such file; nothing is downloaded: give the path of a config.json"),
+    ],
 )
 def test_a_path_to_nothing_is_one_line(word: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "+grid=one_point", f"model={word}"]) == 2

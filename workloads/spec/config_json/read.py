@@ -28,8 +28,8 @@ def config_path(path: Path) -> Path:
 
 
 def is_config(text: str) -> bool:
-    """Whether a user means a config.json, and not a name: a file that ends in .json, or a folder that has one."""
-    return text.endswith(".json") or ("/" in text and config_path(Path(text)).is_file())
+    """Whether a user means a config.json, and not a name: a path of a file or of a folder that has one."""
+    return text.endswith(".json") or "/" in text
 
 
 def name_of(path: Path) -> str:
@@ -54,7 +54,8 @@ def _json(file: Path) -> Mapping[str, Any]:
         with file.open("rb") as opened:
             content = opened.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        raise InvalidExperiment(f"{file}: no such file") from None
+        hint = "; nothing is downloaded: give the path of a config.json, or of its folder"
+        raise InvalidExperiment(f"{file}: no such file{hint if file.suffix != '.json' else ''}") from None
     except OSError as error:
         raise InvalidExperiment(f"{file}: {error.strerror or error}") from None
     if len(content) > MOST_BYTES:
