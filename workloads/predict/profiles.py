@@ -61,7 +61,7 @@ class Profile:
     form_spread: float = FORM_SPREAD
     """`FORM_SPREAD` of layouts inside a node, or inside nodes that one link joins."""
     host_doubt: float = 0.0
-    """What host-bound steps have in addition, on hosts that nothing has timed."""
+    """What host-bound steps have in addition, since hosts differ."""
     host_noise: float = 2.0
     """Extra noise of a host-bound row: its noise divided by that of a device-bound row, minus 1."""
     slow_host_below: float | None = None

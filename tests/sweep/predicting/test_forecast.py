@@ -48,6 +48,18 @@ def test_an_interval_holds_the_prediction_and_a_factor_widens_it() -> None:
         assert one.high_s / one.step_time_s > near.high_s / near.step_time_s
 
 
+def test_with_nothing_measured_host_bound_and_wide_layouts_are_doubtful() -> None:
+    """Short eager layers wait for a host that nothing has timed, and no row ran beyond a node; captured steps, whose
+    rows are from inside a node, wait for nothing."""
+    short = of(model=LLAMA_1B, seq_len=512, global_batch_size=8)
+    eager, captured, long = short, short.replace(cuda_graph="step"), of()
+    widths = [math.log(time.high_s / time.low_s) for time in Forecast.of(H200).times([eager, captured, long]) if time]
+    assert widths[0] > 1.3 * widths[1] and widths[0] > 2 * widths[2]
+    wide = [of(dp=dp, global_batch_size=4 * dp, cuda_graph="step") for dp in (8, 16)]
+    inside, beyond = (math.log(time.high_s / time.low_s) for time in Forecast.of(H200).times(wide) if time)
+    assert beyond > 1.2 * inside
+
+
 def test_a_step_is_longer_where_memory_is_nearly_full() -> None:
     forecast, memory = Forecast.of(H200), H200.device.memory_bytes
     workspace = H200.device.workspace_bytes
