@@ -176,15 +176,18 @@ def _checked(lines: Sequence[str]) -> list[str]:
 
 
 def _teardown(job: PilotJob) -> list[str]:
-    """Shell lines after srun: requeue the job for a pilot whose image has no ``scontrol``, and keep srun's status."""
+    """Shell lines after srun: requeue the job for a pilot whose image has no ``scontrol``, and keep srun's status. The
+    element of an array is named by its index, because the last one's own id is that of the whole array."""
     pilots = shlex.quote(f"{SweepDir(job.sweep_dir).pilots}/{job.token}.")
     request = f'{pilots}"${{SLURM_ARRAY_TASK_ID:-0}}.${{SLURM_RESTART_COUNT:-0}}{REQUEUE_REQUEST}"'
-    running = '[ "$(squeue -h -j "$SLURM_JOB_ID" -o %T)" = RUNNING ]'
+    element = 'job="${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"'
+    running = '[ "$(squeue -h -j "$job" -o %T)" = RUNNING ]'
     return [
         "status=$?",
         f"if [ -e {request} ]; then",
         f"  rm -f {request}",
-        f'  {running} && scontrol requeue "$SLURM_JOB_ID"',
+        f"  {element}",
+        f'  {running} && scontrol requeue "$job"',
         "fi",
         "exit $status",
     ]

@@ -224,21 +224,30 @@ def test_the_jobs_start_is_noted_before_the_setup_lines(tmp_path: Path) -> None:
     assert before - 0.02 <= float(seen[STARTED_AT]) <= time.clock_gettime(time.CLOCK_BOOTTIME) - 0.2
 
 
-@pytest.mark.parametrize(("state", "requeued"), [("RUNNING", True), ("COMPLETING", False)])
-def test_the_script_requeues_a_job_whose_image_has_no_scontrol(state: str, requeued: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("state", "requeued", "array"), [("RUNNING", True, True), ("RUNNING", True, False), ("COMPLETING", False, True)]
+)
+def test_the_script_requeues_a_job_whose_image_has_no_scontrol(
+    state: str, requeued: bool, array: bool, tmp_path: Path
+) -> None:
+    """An element of an array by its index: the id of the last element is that of the whole array."""
     sweep = SweepDir(tmp_path / "it's one")
     sweep.pilots.mkdir(parents=True)
-    for name, does in (("squeue", f"echo {state}"), ("scontrol", f"echo $* > {tmp_path}/asked")):
+    job = "71_2" if array else "71"
+    of_job = f'[ "$3" = {job} ] && echo {state}'
+    for name, does in (("squeue", of_job), ("scontrol", f"echo $* > {tmp_path}/asked")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     text = submission_text(of_folder(sweep.path), SlurmOptions(setup=("set -e",)))
-    numbers = {"SLURM_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "1"}
+    numbers = {"SLURM_JOB_ID": "71", "SLURM_RESTART_COUNT": "1"}
+    if array:
+        numbers |= {"SLURM_ARRAY_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "2"}
     run_by_bash(text, tmp_path, status=3, **numbers)
     assert not (tmp_path / "asked").exists()
-    requeue_request(sweep, f"{TOKEN}.2.1").touch()
+    requeue_request(sweep, f"{TOKEN}.{2 if array else 0}.1").touch()
     run_by_bash(text, tmp_path, status=3, **numbers)
     assert (tmp_path / "asked").exists() == requeued and not list(sweep.pilots.iterdir())
-    assert not requeued or (tmp_path / "asked").read_text() == "requeue 71\n"
+    assert not requeued or (tmp_path / "asked").read_text() == f"requeue {job}\n"
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\n#SBATCH --uid=0", "a%jb", "a\\b", "a\tb", "a\x7fb", "a\u2028b"])
