@@ -96,6 +96,8 @@ interface Widget {
   models: ModelShape[];
   /** Names of models of rows that are lists of layers. */
   listed: string[];
+  /** Name and sizes of every shipped model that is a list of layers. */
+  listed_sizes: ({ name: string } & Record<string, number | string>)[];
   clusters: ClusterAbout[];
   /** A layout is left out if its peak exceeds this many times a cluster's usable bytes. */
   oom_margin: number;
