@@ -176,9 +176,9 @@ def _published(name: str) -> Path | None:
     readers are imported only then."""
     if "/" not in name and not name.endswith(".json"):
         return None
-    from workloads.spec.config_json.read import config_path, is_config
+    from workloads.spec.config_json.read import config_path
 
-    return config_path(Path(name)) if is_config(name) else None
+    return config_path(Path(name))
 
 
 def _named(group: str, entry: Any) -> Iterator[tuple[str, str]]:

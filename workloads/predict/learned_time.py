@@ -23,8 +23,7 @@ SPREAD = 0.05
 """Standard deviation of a row's log(time) around the closed form, in a fit."""
 UNFITTED_WIDTH = 0.6
 """Factor on the spread of the form's parameters without rows, since what may be wrong is not wrong at once: with it,
-90 % intervals have 93 % of 116 published runs, 94 % of the study's 1,765, and 91 and 92 % of this engine's eager ones
-on H100 and H200, nothing fitted (docs/accuracy.md)."""
+90 % intervals have 93 % of 116 published runs and 94 % of the study's 1,765, nothing fitted (docs/accuracy.md)."""
 FEW = 4
 """Number of rows below which only the closed form is fitted."""
 FOLDS = 10

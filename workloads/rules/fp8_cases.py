@@ -35,7 +35,8 @@ FP8_CASES = (
     ),
     (
         "fp8_sizes",
-        "low_precision and divided % tp == 0 and has_latent_attention and not has_layer_list and "
+        "low_precision and divided % tp == 0 and has_latent_attention and "
+        "(not has_layer_list or (fp8_list_sizes % fp8_multiple == 0 and kind_columns % fp8_multiple == 0)) and "
         "(fp8_latent_sizes % fp8_multiple or fp8_down % 16 or fp8_stream % 16)",
         "precision={precision} needs multiples of {fp8_multiple} on every rank: {tokens} tokens of a micro-batch, "
         "hidden_size={hidden_size}, {num_heads * query_size // tp}, {key_value_columns} and {num_heads * value_size // "

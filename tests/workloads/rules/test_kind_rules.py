@@ -20,6 +20,7 @@ from tests.workloads.engine.kind_models import (
     gated_delta,
     kimi_delta,
     kind_model,
+    latent,
     layer,
     mamba,
 )
@@ -157,10 +158,22 @@ def test_projections_of_recurrent_layers_need_whole_tiles_in_fp8() -> None:
         assert [violation.rule for violation in violations(e, H200)] == ([] if works else ["fp8_sizes"])
 
 
+def test_latents_of_attention_need_whole_tiles_in_fp8() -> None:
+    """Also of models whose layers are listed."""
+    dense = {**DENSE, "width": 64}
+    for rank, rotated, works in ((96, 32, True), (90, 38, False), (96, 40, False)):  # rotated: a part of the products
+        mixer = latent(heads=8, kv_rank=rank, nope_dim=64, rope_dim=rotated, value_dim=64)
+        kinds = [layer(kimi_delta(heads=16, head_dim=16), dense), layer(mixer, dense)]
+        e = Experiment.canonical(
+            model=kind_model((kinds, [0, 1]), hidden_size=64), global_batch_size=8, seq_len=128, precision="fp8_rowwise"
+        )
+        assert [violation.rule for violation in violations(e, H200)] == ([] if works else ["fp8_sizes"])
+
+
 def test_latents_of_experts_need_whole_tiles_in_fp8() -> None:
     expert = {"kind": "dense", "width": 64, "activation": "silu"}
-    for latent, works in ((48, True), (40, False)):
-        mlp = {**LATENT, "expert": expert, "shared": expert, "latent": latent}
+    for width, works in ((48, True), (40, False)):
+        mlp = {**LATENT, "expert": expert, "shared": expert, "latent": width}
         model = kind_model(([layer(attention(heads=8, head_dim=32, value_dim=32), mlp)], [0, 0]), hidden_size=128)
         e = Experiment.canonical(model=model, global_batch_size=8, seq_len=128, precision="fp8_rowwise")
         assert [violation.rule for violation in violations(e, H200)] == ([] if works else ["fp8_sizes"])

@@ -89,7 +89,7 @@ def _reduced_experts(x: Shared, turn: Turn, of_layer: LayerSizes) -> list[Live]:
         "of_experts": reduced,
     }
     if x.experts_alone and not flat:  # sums without a message leave what the unit before has left
-        return [{name: size for name, size in after.items() if name != "flat"}]
+        del after["flat"]
     if x.expert_shards == 1 or (x.unsharded and turn.prior):
         return [after]  # accumulated gradients are freed before the new shard exists
     each = x.r if turn.second_half or turn.own_deferred else x.c

@@ -27,11 +27,6 @@ def config_path(path: Path) -> Path:
     return path / "config.json" if path.is_dir() else path
 
 
-def is_config(text: str) -> bool:
-    """Whether a user means a config.json, and not a name: a path of a file or of a folder that has one."""
-    return text.endswith(".json") or "/" in text
-
-
 def name_of(path: Path) -> str:
     """Name of the model in a file: that of its folder, or of the file if it is not called config.json. Names of the
     Hugging Face cache lose their owner and their snapshot."""
