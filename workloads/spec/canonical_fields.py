@@ -8,7 +8,7 @@ from typing import Any
 
 from workloads.spec.activations.offload import canonical_offload
 from workloads.spec.documents.lengths import canonical_documents
-from workloads.spec.engine_versions import ENGINE, ENGINE_VERSION, ENGINES, fuses_by_default
+from workloads.spec.engine_versions import ENGINE, ENGINE_VERSION, ENGINES, can_fuse, fuses_by_default
 from workloads.spec.errors import InvalidExperiment
 from workloads.spec.experiment_values import FIELDS, is_number
 from workloads.spec.model_spec import canonical_model
@@ -84,21 +84,16 @@ def _stages(fields: Mapping[str, Any]) -> int | None:
 
 
 def _fused(fields: Mapping[str, Any]) -> Any:
-    """Canonical value of ``gradient_accumulation_fusion``: false with one micro-batch, which has nothing to add to, and
-    without a choice what is usual. Values that are never valid stay, to be refused."""
+    """Canonical value of ``gradient_accumulation_fusion``: false where it has no effect, and without a choice what is
+    usual. Values that are never valid stay, to be refused."""
     chosen = fields.get("gradient_accumulation_fusion")
     if chosen is False:
         return False
     batch = [fields.get(name, 1) for name in ("global_batch_size", "micro_batch_size", "dp_replicate", "dp_shard")]
     if not all(map(FIELDS["tp"].accepts, batch)):
         return chosen or False
-    num_microbatches = batch[0] / math.prod(batch[1:])
+    engine, version = fields.get("engine", ENGINE), fields.get("engine_version", ENGINE_VERSION)
+    layout = {"engine": engine, "version": version, "num_microbatches": batch[0] / math.prod(batch[1:])}
     if chosen is not None:
-        return chosen and num_microbatches > 1 if isinstance(chosen, bool) else chosen
-    return fuses_by_default(
-        engine=fields.get("engine", ENGINE),
-        version=fields.get("engine_version", ENGINE_VERSION),
-        zero_stage=fields.get("zero_stage", 0),
-        compile=fields.get("compile", "none"),
-        num_microbatches=num_microbatches,
-    )
+        return chosen and can_fuse(**layout) if isinstance(chosen, bool) else chosen
+    return fuses_by_default(**layout, zero_stage=fields.get("zero_stage", 0), compile=fields.get("compile", "none"))

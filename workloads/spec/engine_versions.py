@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 ENGINE = "ultrasweep"
-ENGINE_VERSION = "6"
+ENGINE_VERSION = "7"
 """Raise this when the engine computes or stores something differently, so that old rows are not mistaken for new
 ones."""
 WITHOUT_TRANSFORMER_ENGINE = "0.16.1+1 without Transformer Engine"
@@ -30,6 +30,8 @@ ENGINES: Mapping[str, str] = {engine: versions[0] for engine, versions in ENGINE
 _PLAIN_BY_DEFAULT = ("1", "2", "3")
 """Versions of this engine whose steps were eager, and whose gradients were rounded before they were added, unless
 something else was asked for."""
+_ADD_SEVERAL = (*_PLAIN_BY_DEFAULT, "4", "5", "6")
+"""Versions of this engine in which a step's only micro-batch left its gradients to FSDP."""
 
 
 def capture_word(cuda_graph: str | None, engine: str | None, version: str | None) -> str:
@@ -40,12 +42,18 @@ def capture_word(cuda_graph: str | None, engine: str | None, version: str | None
     return "" if usual else "eager"
 
 
+def can_fuse(*, engine: object, version: object, num_microbatches: float) -> bool:
+    """Whether ``gradient_accumulation_fusion`` has an effect: in newer versions of this engine a product writes the sum
+    of one micro-batch, too."""
+    return num_microbatches > 1 or (engine == ENGINE and version not in _ADD_SEVERAL)
+
+
 def fuses_by_default(
     *, engine: object, version: object, zero_stage: object, compile: object, num_microbatches: float
 ) -> bool:
     """Whether a layout has ``gradient_accumulation_fusion`` unless it is asked not to: wherever it has an effect."""
-    able = engine == ENGINE and zero_stage in (0, 1) and compile == "none" and num_microbatches > 1
-    return able and version not in _PLAIN_BY_DEFAULT
+    able = engine == ENGINE and zero_stage in (0, 1) and compile == "none" and version not in _PLAIN_BY_DEFAULT
+    return able and can_fuse(engine=engine, version=version, num_microbatches=num_microbatches)
 
 
 def fusion_word(fusion: bool | None, by_default: bool) -> str:

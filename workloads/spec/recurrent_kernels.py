@@ -132,7 +132,7 @@ def mamba(batch: Batch, *, heads: int, head_dim: int, groups: int, state: int) -
     states = batch.chunks * heads * state * head_dim
     width, of_heads, of_groups = (_NARROW * tokens * n for n in (heads * head_dim, heads * state, groups * state))
     forward = _NARROW * states + 2 * of_heads + 3 * width + 2 * of_groups + 3 * _WIDE * number
-    return Working(forward, 2 * _WIDE * states + 4 * of_heads + 6 * width + (4 * _WIDE + _NARROW) * number)
+    return Working(forward, 2 * _WIDE * states + 4 * of_heads + 6 * width + 4 * _WIDE * number)
 
 
 def working(mixer: Kernels, batch: Batch, ranks: int) -> Working:

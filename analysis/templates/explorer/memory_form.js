@@ -139,7 +139,7 @@ const MemoryForm = (() => {
     let model = null; // the shape as given, including edits
     const kept = { pp_stages: null, pad_vocab_to: null, cuda_graph: "auto", gradient_accumulation_fusion: null, documents: null, document_balance: "none", activation_offload: "none", recurrence: "torch", ...UPDATE_FIELDS }; // of the experiment at the start: they have no controls
     /** Whether products add gradients to their sums unless asked not to, as `fuses_by_default` of the engine says. */
-    const fuses = (e) => e.zero_stage <= 1 && e.compile === "none" && e.global_batch_size > e.dp_replicate * e.dp_shard * e.micro_batch_size;
+    const fuses = (e) => e.zero_stage <= 1 && e.compile === "none";
     const ofStages = new Set(["model", "num_layers", "pp", "pp_schedule", "virtual_stages", "pp_split"]);
     for (const known of widget.models) field("model").add(new Option(known.name, known.name));
 

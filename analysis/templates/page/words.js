@@ -100,7 +100,8 @@ const Words = (() => {
     const newest = read("engine") === "ultrasweep" && !["1", "2", "3"].includes(String(read("engine_version")));
     if (newest && read("cuda_graph") === "none") parts.push("eager"); // as in workloads.spec.engine_versions: not the usual choice
     if (read("precision") && read("precision") !== "bf16") parts.push(String(read("precision")).replaceAll("_", " "));
-    const fused = read("gradient_accumulation_fusion"), fuses = newest && read("compile") === "none" && Number(read("zero_stage")) <= 1 && Number(read("num_microbatches")) > 1;
+    const sums = Number(read("num_microbatches")) > 1 || !["4", "5", "6"].includes(String(read("engine_version")));
+    const fused = read("gradient_accumulation_fusion"), fuses = newest && read("compile") === "none" && Number(read("zero_stage")) <= 1 && sums;
     if (fused !== null && (fused === "yes") !== fuses) parts.push(fuses ? "unfused accumulation" : "fused accumulation");
     return [...parts, ...updateWords(read)];
   }

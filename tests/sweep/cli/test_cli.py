@@ -52,7 +52,7 @@ pytestmark = pytest.mark.usefixtures("machine_without_gpus")
         (["plan", "+grid=tiny", "grid.axes.engine=foo"], "axis engine='foo'; it may be ultrasweep"),
         (["plan", "+grid=tiny", "grid.axes.seed=abc"], "axis seed='abc' must be a whole number"),
         (["plan", "+grid=tiny", "grid.axes.sequence_parallel=maybe"], "='maybe'; it may be true or false"),
-        (["plan", "+grid=tiny", "grid.axes.engine_version=7"], "axis engine_version='7'; it may be 6"),
+        (["plan", "+grid=tiny", "grid.axes.engine_version=6"], "axis engine_version='6'; it may be 7"),
         (["plan", "+grid=tiny", f"grid.axes.seed={'9' * 5000}"], "cannot read|must be a whole number"),
         (["plan", "+grid=tiny", "grid.axes=[1]", "model=tiny"], "cannot be composed|a grid has no|must be a mapping"),
         (["plan", "+grid=one_gpu", "model=llama405b"], "no point fits in memory"),

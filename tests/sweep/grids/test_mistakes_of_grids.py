@@ -29,7 +29,7 @@ from workloads.spec.errors import InvalidSweep
         ({"axes": {"seed": ["abc"]}}, "axis seed='abc' must be a whole number"),
         ({"axes": {"engine": "foo"}}, "axis engine='foo'; it may be ultrasweep"),
         ({"axes": {"engine": "ultra_sweep"}}, r"axis engine='ultra_sweep'; did you mean 'ultrasweep'\?"),
-        ({"axes": {"engine_version": 1}}, "axis engine_version='1'; it may be 6"),
+        ({"axes": {"engine_version": 1}}, "axis engine_version='1'; it may be 7"),
         ({"axes": {"sequence_parallel": ["maybe"]}}, "axis sequence_parallel='maybe'; it may be true or false"),
         ({"axes": {"zero_stage": ["abc"]}}, "axis zero_stage='abc'; it may be 0, 1, 2 or 3"),
         ({"axes": {"compile": [False]}}, "axis compile=False; it may be none or block"),

@@ -15,6 +15,7 @@ from tests.workloads.engine.op_checks import compare, randn
 from workloads.engine.kind_ops import activations, group_bias, weighted_activations
 from workloads.engine.kind_ops.activations import gelu_gated, relu2
 from workloads.engine.kind_ops.group_bias import add_group_bias, with_group_bias
+from workloads.engine.kind_ops.mamba_inputs import spread, with_skip
 from workloads.engine.kind_ops.weighted_activations import weighted_activation
 from workloads.engine.ops.backend import Backend
 from workloads.engine.ops.grouped_linear import RowGroups
@@ -76,6 +77,31 @@ def check_bias(sizes: list[int], out: int, dtype: torch.dtype, device: str, tole
     assert torch.equal(with_group_bias(y.clone(), whole, which), add_group_bias(y.clone(), whole, which))
 
 
+def check_mamba_inputs(shape: tuple[int, ...], dtype: torch.dtype, device: str, tolerance: float) -> None:
+    """``shape``: sequences, tokens, heads, channels, groups, numbers of a state. Gates are columns of a wider
+    tensor."""
+    sequences, tokens, heads, size, groups, state = shape
+    x, y = (randn(sequences, tokens, heads, size, dtype=dtype, device=device, seed=seed) for seed in range(2))
+    b, c = (randn(sequences, tokens, groups, state, dtype=dtype, device=device, seed=seed) for seed in range(2))
+    steps = randn(sequences, tokens, heads, dtype=torch.float32, device=device).abs().to(dtype).float()
+    skip, wide = randn(heads, dtype=dtype, device=device), randn(sequences, tokens, heads * size + 3, device=device)
+
+    def joined(*parts: Tensor) -> Tensor:
+        return torch.cat([part.flatten() for part in parts])
+
+    def plain_spread(x: Tensor, b: Tensor, c: Tensor, steps: Tensor) -> Tensor:
+        of_heads = (one.repeat_interleave(heads // groups, 2) for one in (b, c))
+        return joined(x * steps.unsqueeze(3), *of_heads)
+
+    compare(lambda *inputs: joined(*spread(*inputs)), plain_spread, [x, b, c, steps], tolerance)
+    compare(
+        lambda y, x, skip, wide: joined(*with_skip(y, x, skip, wide[:, :, 2:-1])),
+        lambda y, x, skip, wide: joined(y + x * skip.unsqueeze(1), wide[:, :, 2:-1]),
+        [y, x, skip, wide.to(dtype)],
+        tolerance,
+    )
+
+
 def interpreted_checks() -> None:
     """Every kernel, on rows of one block and of two, and on a group without rows."""
     for module in (activations, group_bias, weighted_activations):
@@ -87,6 +113,9 @@ def interpreted_checks() -> None:
         check_dense(mlp, 5, 40, torch.float32, "cpu", 2e-6)
     check_bias([5, 0, 11, 3], 12, torch.float32, "cpu", 2e-6)
     check_bias([2, 1], 4100, torch.float32, "cpu", 2e-6)
+    for shape in ((1, 5, 6, 5, 2, 7), (2, 33, 2, 8, 1, 4)):
+        check_mamba_inputs(shape, torch.float32, "cpu", 3e-6)
+        check_mamba_inputs(shape, torch.bfloat16, "cpu", 2**-6)  # the interpreter cuts bf16 off
 
 
 if __name__ == "__main__":

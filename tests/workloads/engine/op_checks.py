@@ -23,6 +23,7 @@ from workloads.engine.ops.rope import apply_rope
 from workloads.engine.ops.swiglu import swiglu
 from workloads.engine.update_ops import adamw
 from workloads.engine.update_ops.adamw import AdamW
+from workloads.engine.update_ops.sgd import SGD
 from workloads.engine.update_ops.stochastic_rounding import Segment
 
 EPS = 1e-5
@@ -205,7 +206,7 @@ def interpreted_checks() -> None:
         check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6)
         check_cross_entropy(shape, chunk_tokens, torch.float32, "cpu", 3e-6, cap=0.7)
     check_sharded_kernels("cpu", 10, 70)
-    for module in ("ops.fp8", "update_ops.adamw"):
+    for module in ("ops.fp8", "update_ops.adamw", "update_ops.sgd"):
         loaded = sys.modules[f"workloads.engine.{module}"]
         loaded.backend_of = lambda *tensors: chosen[choose(*tensors)]  # type: ignore[attr-defined]
     check_fp8_casts("cpu", (128, 256), interpreted=True)
@@ -213,6 +214,7 @@ def interpreted_checks() -> None:
     check_largest_values("cpu", 9, 40)
     check_adamw("cpu", (5, 70))
     check_adamw_in_bf16("cpu", (5, 70))
+    check_sgd("cpu", (5, 70))
 
 
 def check_fp8_casts(device: str, shape: tuple[int, int], *, interpreted: bool = False) -> None:
@@ -283,6 +285,22 @@ def check_adamw(device: str, shape: tuple[int, int]) -> None:
     # a mean near 0 is what is left of gradients of up to 5 x 0.25, 0.05 of each, rounded in another order
     for name, apart in (("exp_avg", 3e-8), ("exp_avg_sq", 1e-8), ("step", 0.0)):
         torch.testing.assert_close(one.state[ours][name], other.state[torchs][name], rtol=2e-6, atol=apart)
+
+
+def check_sgd(device: str, shape: tuple[int, int]) -> None:
+    """Three steps against torch's own SGD on gradients that were multiplied before."""
+    ours, torchs = (torch.nn.Parameter(randn(*shape, dtype=torch.float32, device=device)) for _ in range(2))
+    options: dict[str, Any] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.1}
+    one, other = SGD([ours], **options, fused=True), torch.optim.SGD([torchs], **options)
+    factor = torch.tensor(0.25, device=device)
+    for step in range(3):
+        ours.grad = randn(*shape, dtype=torch.float32, device=device, seed=step)
+        torchs.grad = ours.grad * factor
+        one.update(factor, None)
+        other.step()
+    torch.testing.assert_close(ours, torchs, rtol=2e-6, atol=2e-7)
+    momenta = (one.state[ours]["momentum_buffer"], other.state[torchs]["momentum_buffer"])
+    torch.testing.assert_close(*momenta, rtol=2e-6, atol=2e-7)
 
 
 def check_adamw_in_bf16(device: str, shape: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.workloads.engine.op_checks import check_adamw, randn
+from tests.workloads.engine.op_checks import check_adamw, check_sgd, randn
 from workloads.engine import update_ops as ops
 from workloads.engine.update_ops.adamw import AdamW
 
@@ -66,6 +66,7 @@ def test_state_that_is_allocated_early_is_that_of_the_first_update() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu() -> None:
     check_adamw("cuda", (4096, 1100))
+    check_sgd("cuda", (4096, 1100))
 
 
 @pytest.mark.slow

@@ -37,6 +37,10 @@ CASES = [
     ),
     *(experiment(moe=experts(), dp=2, ep=2, zero_stage=zero, rounds=2, **FUSED) for zero in (0, 1)),
     experiment(moe=experts(), tp=2, ep=2, pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, rounds=4, **FUSED),
+    experiment(rounds=1, tie=True, recompute="selective", **FUSED),
+    *(experiment(rounds=1, moe=experts(), dp=2, ep=2, zero_stage=zero, **FUSED) for zero in (0, 1)),
+    experiment(rounds=1, dp_replicate=2, dp_shard=2, zero_stage=1, **FUSED),
+    experiment(rounds=1, tp=2, cp=2, zero_stage=1, **FUSED),
 ]
 """Layouts whose products have a sum to add to: every way in which a weight gets its gradient."""
 
@@ -47,6 +51,7 @@ WHOLE_EXPERTS = [
     experiment(moe=experts(), dp_replicate=2, dp_shard=2, ep=2, zero_stage=2, rounds=2),
     experiment(moe=experts(), dp_replicate=2, dp_shard=2, ep=2, zero_stage=3, rounds=2),
     experiment(moe=experts(), cp=2, ep=2, zero_stage=3, rounds=2),
+    *(experiment(moe=experts(), dp=2, ep=2, zero_stage=zero, rounds=1) for zero in (2, 3)),
     experiment(
         moe=experts(), dp=2, ep=2, pp=2, pp_schedule="interleaved_1f1b", virtual_stages=2, zero_stage=2, rounds=4
     ),
@@ -68,7 +73,7 @@ def test_experts_on_several_shards_and_split_backwards_have_no_sums_with_zero_2_
     assert not experts_add(experiment(moe=experts(), dp=4, ep=2, zero_stage=2, rounds=3))
     assert not experts_add(experiment(moe=experts(), dp=2, ep=2, zero_stage=2, **split))
     assert not experts_add(case.replace(engine_version="5"))
-    assert not experts_add(experiment(moe=experts(), dp=2, ep=2, zero_stage=2, rounds=1))
+    assert not experts_add(experiment(moe=experts(), dp=2, ep=2, zero_stage=2, rounds=1, engine_version="6"))
     assert not experts_add(experiment(dp=2, zero_stage=2, rounds=2))
 
 
@@ -82,9 +87,13 @@ def test_sums_of_products_equal_a_single_process(
     check(pool, case, "cpu" if backend == "gloo" else "cuda", clip_at=0.3, counts=backend == "gloo")
 
 
-def test_one_micro_batch_has_nothing_to_add_to() -> None:
-    assert not experiment(rounds=1, **FUSED).gradient_accumulation_fusion
-    assert experiment(rounds=1, **FUSED).id == experiment(rounds=1).id
+def test_one_micro_batch_has_sums_since_version_7() -> None:
+    before = {"engine_version": "6"}
+    assert experiment(rounds=1).gradient_accumulation_fusion
+    assert not experiment(rounds=1, **before, **FUSED).gradient_accumulation_fusion
+    assert experiment(rounds=1, **before, **FUSED).id == experiment(rounds=1, **before).id
+    assert "fused" not in experiment(rounds=1).id and "fused" not in experiment(rounds=1, **before).id
+    assert "unfused" in experiment(rounds=1, gradient_accumulation_fusion=False).id
 
 
 def test_sums_are_the_default_where_they_can_be() -> None:

@@ -106,7 +106,7 @@ def head_reduction(x: Shared, part: Part, turn: Turn) -> list[Step]:
         beside = shard + x.cast * part.head // x.shards if x.shards > 1 else max(x.r, x.g) * part.head
         changes["new_shard"] = beside if x.flat else x.made_of_sums(part.head, x.shards)
     else:
-        changes |= _reduced(x, turn, part.head, part.head)
+        changes |= _sums_read(x, part.head) if x.only_sums else _reduced(x, turn, part.head, part.head)
     return [("head, reduction", changes)]
 
 
@@ -228,7 +228,10 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
     # The last unit's sum of gradients is there until it is reduced.
     gradients = part.shard if turn.last else part.accumulated
     gradients -= 0 if x.unsharded else turn.finished(x, part.first, 0)
-    reduction = end | _reduced(x, turn, part.first, part.first_down) | {"weights": weights, "gradients": gradients}
+    reduced = _sums_read(x, part.first) if x.only_sums else _reduced(x, turn, part.first, part.first_down)
+    reduction = end | reduced | {"weights": weights, "gradients": gradients}
+    if x.only_sums:
+        return [*_cast_to_sum(x, part, reduction), ("last unit, reduction", reduction)]
     if part.tied and not x.unsharded and x.shards > 1:
         # FSDP reduces a tied unit after the backward, when its gradient is referenced nowhere else.
         reduction["end_gradient"] = 0
@@ -248,6 +251,28 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
         start: Live = {"end_gradient": 0, "new_shard": 0, "reducing": 0}
         steps.append(("next micro-batch, first unit", start | next_forward(x, part, ahead)))
     return steps
+
+
+def _sums_read(x: Shared, unit: int) -> Live:
+    """Tensors of a unit's reduction that reads its sums, besides gradients that stay."""
+    cast = x.cast * unit // x.shards if x.shards > 1 else 0
+    return {"flat": x.r * unit if x.flat or x.cast else 0, "reducing": 0, "end_gradient": 0, "new_shard": cast}
+
+
+def _cast_to_sum(x: Shared, part: Part, reduction: Live) -> list[Step]:
+    """The cast of the embedding's gradient, which no product makes, to its sum, before the ``reduction`` of the sum and
+    beside what that of the first block has left."""
+    if not part.has_embedding or part.tied:
+        return []
+    cast: Live = {
+        "gradients": reduction["gradients"] - x.g * part.first // x.shards,
+        "end_gradient": x.c * part.first,
+        "reducing": 0 if x.c == x.r else x.r * part.first,
+        "weights": reduction["weights"] + part.first_copy,
+        "flat": x.after(part.first_block),
+        "new_shard": 0,
+    }
+    return [("last unit, cast", reduction | cast)]
 
 
 def next_forward(x: Shared, part: Part, ahead: int) -> Live:

@@ -73,8 +73,9 @@ def _reduced_experts(x: Shared, turn: Turn, of_layer: LayerSizes) -> list[Live]:
     flat = 0 if x.adds and turn.reduces else x.r * size
     shard = x.g_experts * size // x.expert_shards
     if x.experts_add and not x.unsharded:  # what the unit before it has left of its reduction stays
-        made = x.made_of_sums(size, 1) if turn.last else 0
-        return [{"reducing": 0, "new_shard": made, "of_experts": x.w_experts * size}]
+        made = x.made_of_sums(size, x.expert_shards) if turn.last else 0
+        sums: Live = {"reducing": 0, "new_shard": made, "of_experts": x.w_experts * size}
+        return [sums | {"flat": 0} if x.only_sums and not x.experts_alone else sums]
     if not turn.reduces:
         # The first gradients are cast weight by weight. Those in the master dtype are accumulated as is.
         cast = 0 if turn.prior or x.experts_add or x.c == x.r else x.r * of_layer.experts_up
@@ -109,7 +110,8 @@ def beside_experts(x: Shared, turn: Turn, place: Place, layer: Live) -> Live:
         "reducing": 0,
         "new_shard": 0,
     }
-    if turn.reduces and (x.unsharded or not x.experts_add):  # else what the unit before them has left stays
+    by_message = x.only_sums and not x.experts_alone
+    if turn.reduces and (x.unsharded or not x.experts_add or by_message):  # else what the unit before has left stays
         if not (x.adds and x.experts_alone):
             changes["flat"] = 0 if x.adds and x.expert_shards == 1 else x.r * experts
         changes["new_shard"] = x.cast_experts * experts // x.expert_shards if x.keeps else 0

@@ -127,6 +127,9 @@ def _reduced_block(x: Shared, turn: Turn, place: Place, changes: Live) -> list[L
     """``changes`` with the tensors of the reduction of a layer's block."""
     block, down = place.size.block, place.size.down
     changes["flat"] = 0 if x.adds else x.r * block
+    if x.only_sums:
+        changes["reducing"], changes["new_shard"] = x.r * block, x.made_of_sums(block, x.shards)
+        return [changes]
     if x.shards == 1:
         changes["reducing"] = x.made_of_sums(block, 1) if x.adds else turn.scaled(x) * block
         changes["gradients"] += 0 if turn.prior or x.adds else x.g * block

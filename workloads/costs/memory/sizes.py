@@ -175,6 +175,11 @@ class Shared(NamedTuple):
         return self.r if self.r != self.g else 0
 
     @property
+    def only_sums(self) -> bool:
+        """Whether the only micro-batch of a step makes sums (``adds``), which are reduced as soon as they are made."""
+        return self.adds and not self.unsharded
+
+    @property
     def cast_experts(self) -> int:
         """The same of routed experts."""
         return self.r if self.r != self.g_experts else 0

@@ -4,6 +4,7 @@ here."""
 from __future__ import annotations
 
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
+from workloads.spec.engine_versions import can_fuse
 from workloads.spec.experiment import ENGINE, Experiment
 from workloads.spec.mesh import expert_degrees
 
@@ -21,15 +22,15 @@ def experts_add(experiment: Experiment) -> bool:
 
     With ZeRO 0 and 1 they do so where dense products do (``gradient_accumulation_fusion``). With ZeRO 2 and 3 they do
     where no two ranks share master weights of an expert, so that its gradients are whole on their rank in every
-    micro-batch, unless backwards are split or blocks compiled.
+    micro-batch, unless backwards are split or blocks compiled. Before version 7 a step of one micro-batch had no sums.
     """
     e = experiment
     if e.engine != ENGINE or e.engine_version in WITHOUT_SUMS_OF_EXPERTS or e.model.moe is None:
         return False
     if e.zero_stage <= 1:
         return e.gradient_accumulation_fusion
-    plain = e.compile == "none" and e.pp_schedule not in SPLIT_BACKWARD and e.num_microbatches > 1
-    return plain and expert_degrees(e)[1] == 1
+    adds = can_fuse(engine=e.engine, version=e.engine_version, num_microbatches=e.num_microbatches)
+    return adds and e.compile == "none" and e.pp_schedule not in SPLIT_BACKWARD and expert_degrees(e)[1] == 1
 
 
 def added_bytes(c: int, r: int) -> tuple[int, int]:

@@ -225,7 +225,7 @@ class StepTimes:
         """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage. ``adds``: products
         of experts add their weight gradients to sums; the times of layers do not depend on it."""
         word = "" if is_by_stage(e.recompute) else e.recompute
-        key = _OF_LAYER(e), e.pp_schedule == "gpipe", word, adds
+        key = _OF_LAYER(e), e.pp_schedule == "gpipe", e.num_microbatches == 1, word, adds
         if key not in self._layers:
             _make_room(self._layers)
             self._layers[key] = self._new_layer(e, adds)
@@ -239,9 +239,10 @@ class StepTimes:
         times = [layer_times(e, self.cluster, rates, kind) for kind in layers_of(e.model).kinds]
         gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
         r = reduced_bytes(e)
-        # Adding reads c, and reads and writes r. A product that adds to a sum reads and writes r, not c.
+        # Adding reads c, and reads and writes r. A product that adds to a sum reads and writes r, not c; one that
+        # makes the sum of the only micro-batch reads nothing.
         added, added_experts = added_bytes(c, r)
-        of_sum = 2 * r - c
+        of_sum = (r if e.num_microbatches == 1 else 2 * r) - c
         of_head = of_sum if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
         update = optimizer_of(e)
@@ -251,7 +252,7 @@ class StepTimes:
             c,
             update.master_bytes,
             r,
-            paced_bytes(update),
+            paced_bytes(e),
             added,
             of_head,
             of_dense,

@@ -3,7 +3,9 @@
 AdamW in fp32 is bound by the memory: its 40 bytes a parameter set the scale. Others take longer than their bytes.
 Rounding stochastically computes Philox's ten rounds for each number. Measured on one H200 with Llama 1B
 (results/recorded/h200x1_updates/NOTE.md): AdamW 10.18 ms, one number in bf16 11.04 ms, two and three 13.06 and 13.12
-ms.
+ms. SGD is torch's fused kernel after a pass that clips, 43.4 of these bytes (DeepSeek-V2-Lite with 10 layers 50.3 ms,
+of which that pass takes 12.5; Nemotron 3 Nano with 14 layers 76.5 ms), and since version 7 of the engine one pass of a
+Triton kernel.
 
 Adafactor is a row of some thirty single operations for equal matrices of a layer, such as its experts' down
 projections: a third of them read and write all elements, the others so few numbers that they take as long as a kernel
@@ -17,7 +19,7 @@ from __future__ import annotations
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.updates import rank_matrices
 from workloads.spec.experiment import Experiment
-from workloads.spec.updates.optimizer import OptimizerSpec, optimizer_of
+from workloads.spec.updates.optimizer import optimizer_of
 
 _ADAMW_S, _ADAMW_BYTES, _LLAMA_1B = 10.18e-3, 40, 1.2358e9
 ADAFACTOR_PACE = _ADAMW_S / _ADAMW_BYTES * 88 / (24.0e-12 * _LLAMA_1B)
@@ -28,8 +30,17 @@ ROUNDED_BYTES = tuple(seconds / _ADAMW_S * _ADAMW_BYTES for seconds in (0.0, 11.
 """Least bytes of an update by how many numbers of a parameter it rounds."""
 
 
-def paced_bytes(spec: OptimizerSpec) -> int:
+_SGD_APART_BYTES, _SGD_BYTES = 43.4, 30.0
+"""Bytes of SGD that clips in a pass of its own, and of the kernel that reads 16 and writes 8 of AdamW's 20 and 12."""
+_SGD_APART = ("1", "2", "3", "4", "5", "6")
+"""Versions of this engine whose SGD clips in a pass of its own."""
+
+
+def paced_bytes(e: Experiment) -> int:
     """Bytes that AdamW in fp32 would move while one parameter is updated, with its norm and its clipping."""
+    spec = optimizer_of(e)
+    if spec.name == "sgd":
+        return round(_SGD_APART_BYTES if e.engine_version in _SGD_APART else _SGD_BYTES)
     rounded = (spec.moments if spec.moment_bytes == 2 else 0) + (spec.master_bytes == 2)
     moved = spec.traffic_bytes / (ADAFACTOR_PACE if spec.keeps_lines else 1.0)
     return round(max(moved, ROUNDED_BYTES[rounded]))

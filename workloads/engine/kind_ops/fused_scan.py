@@ -5,8 +5,8 @@ Either way only the inputs are saved. With the kernels the backward runs a layer
 convolution to the gate, in the kernels and on all tokens at once, and then theirs.
 
     Gated DeltaNet, KDA   convolution and SiLU; unit keys and queries, decays, rates and the rule; norm and gate
-    Mamba-2               convolution and SiLU; steps, decays and the skip in torch operations, the scan of every head
-                          with its group's B and C repeated; gate and norm
+    Mamba-2               convolution and SiLU; steps and decays in torch operations; the scan of every head with its
+                          group's B and C repeated, and the skip (`workloads.engine.kind_ops.mamba_inputs`); gate, norm
 
 Kernels multiply in 16 bits and add in fp32; the states of chunks are in 16 bits between the kernels of a delta rule.
 
@@ -28,6 +28,7 @@ from workloads.costs.memory.recurrent_segments import segments_working
 from workloads.engine.kind_ops.delta_steps import GatedDeltaStep, KimiDeltaStep
 from workloads.engine.kind_ops.head_shares import AnyStep, ShareOfHeads
 from workloads.engine.kind_ops.linear_kernels import functions, kernels_chosen
+from workloads.engine.kind_ops.mamba_inputs import spread, with_skip
 from workloads.engine.kind_ops.mamba_scan import MambaStep
 from workloads.engine.kind_ops.segments import scanned
 from workloads.engine.ops.backend import Backend, backend_of
@@ -202,20 +203,10 @@ def _mamba(step: MambaStep, parts: Sequence[Tensor], parameters: Sequence[Tensor
     decay_H, step_bias_H, skip_H = vectors.chunk(3)
     x, b, c = _convolved(mixed, kernel, bias)
     x_BLHP = x.unflatten(2, (step.heads, step.head_dim))
-    b_BLHN, c_BLHN = (_of_heads(one, step) for one in (b, c))
+    b_BLGN, c_BLGN = (one.unflatten(2, (step.groups, step.state)) for one in (b, c))
     steps_BLH = F.softplus(steps.float() + step_bias_H.float())
-    y, _ = functions().one_decay(
-        q=c_BLHN,
-        k=b_BLHN,
-        v=x_BLHP * steps_BLH.to(x.dtype).unsqueeze(3),
-        g=-decay_H.float().exp() * steps_BLH,
-        scale=1.0,
-    )
-    y = torch.addcmul(y, x_BLHP, skip_H.unsqueeze(1)).flatten(2)
-    group = step.outputs // step.groups
-    return functions().gate_before_norm(y, norm, None, z=z, eps=step.eps, group_size=group, norm_before_gate=False)
-
-
-def _of_heads(x: Tensor, step: MambaStep) -> Tensor:
-    """[B, L, G N] as [B, L, H, N], each group's numbers once for every head of it."""
-    return x.unflatten(2, (step.groups, step.state)).repeat_interleave(step.heads // step.groups, 2)
+    v, k, q = spread(x_BLHP, b_BLGN, c_BLGN, steps_BLH)
+    y, _ = functions().one_decay(q=q, k=k, v=v, g=-decay_H.float().exp() * steps_BLH, scale=1.0)
+    y, gate = with_skip(y, x_BLHP, skip_H, z)
+    group, y = step.outputs // step.groups, y.flatten(2)
+    return functions().gate_before_norm(y, norm, None, z=gate, eps=step.eps, group_size=group, norm_before_gate=False)

@@ -1,4 +1,4 @@
-"""SGD with momentum over many tensors, by torch's fused kernel.
+"""SGD with momentum over many tensors, with clipping in the same pass on a GPU, elsewhere by torch's fused kernel.
 
 With gradients ``g`` times a factor f, and the momentum m:
 
@@ -10,11 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-@torch.library.impl("aten::_fused_sgd_", "Meta")
-def _traced(*_: object, **__: object) -> None:
-    """Torch's kernel updates in place and returns nothing. Without this, a trace on FakeTensors would run it on real
-    ones, in the host's memory."""
+from workloads.engine.ops.backend import Backend, backend_of
 
 
 class SGD(torch.optim.SGD):
@@ -33,9 +29,23 @@ class SGD(torch.optim.SGD):
         """Update once with gradients times ``factor`` (0-dim). Invalidates the gradients."""
         assert skip is None, "refused by the rules"
         (group,) = self.param_groups
-        gradients = [parameter.grad for parameter in group["params"] if parameter.grad is not None]
-        if not gradients:
+        with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not with_gradient:
             return
         self.allocate()
-        torch._foreach_mul_(gradients, factor)
-        self.step()
+        backend = backend_of(with_gradient[0])
+        if backend is Backend.TORCH:
+            torch._foreach_mul_([parameter.grad for parameter in with_gradient], factor)
+            self.step()
+        elif backend is Backend.TRITON:
+            self._in_one_pass(with_gradient, factor, group)
+
+    def _in_one_pass(self, parameters: list[Tensor], factor: Tensor, group: dict[str, float]) -> None:
+        from workloads.engine.update_ops import triton_sgd
+
+        for parameter in parameters:
+            if parameter.numel() and parameter.grad is not None:
+                tensors = (parameter, parameter.grad, self.state[parameter]["momentum_buffer"])
+                weight, gradient, momentum = (one.view(-1) for one in tensors)
+                rates = group["lr"], group["momentum"], group["weight_decay"]
+                triton_sgd.update(weight, gradient, momentum, factor, *rates)

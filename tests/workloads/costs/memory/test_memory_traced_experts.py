@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,6 +73,40 @@ def test_casts_of_sums_are_at_the_traced_peak(name: str) -> None:
     the dtype of sums are added one by one."""
     case = SUMS[name]
     assert estimate_memory(case).peak_bytes == pytest.approx(traced(case, 0), rel=0.001)
+
+
+def only(make: Callable[..., Experiment] = experiment, **fields: Any) -> Experiment:
+    """Sums of a step's only micro-batch."""
+    case = make(**fields)
+    assert case.num_microbatches == 1 and case.gradient_accumulation_fusion
+    return case
+
+
+ONLY = {
+    "one rank": only(layers=4, recompute="full"),
+    "ZeRO 0, reductions in bf16": only(layers=4, dp=2, grad_reduce="bf16"),
+    "ZeRO 1": only(layers=4, dp=2, zero_stage=1, recompute="full"),
+    "ZeRO 1, master weights in bf16": only(layers=4, dp=2, zero_stage=1, master_weights="bf16"),
+    "HSDP": only(layers=4, dp_replicate=2, dp_shard=2, zero_stage=1, microbatches=4),
+    "stages": only(dp=2, zero_stage=1, recompute="full", pp=2, pp_schedule="1f1b", micro_batch_size=2),
+    "stages in fp8": only(
+        dp=2, zero_stage=1, cp=2, pp=2, pp_schedule="1f1b", precision="fp8_rowwise", micro_batch_size=2
+    ),
+    "experts of a rank alone": only(routed, dp=2, zero_stage=1, ep=2, micro_batch_size=1),
+    "experts of a rank alone, ZeRO 0": only(routed, dp=4, ep=4),
+    "experts of two ranks, master weights in bf16": only(
+        routed, model=shortened(MIXTRAL, 4), dp=2, zero_stage=1, recompute="selective", master_weights="bf16"
+    ),
+    "replicas of experts": only(routed, dp=4, ep=2),
+}
+
+
+@pytest.mark.parametrize("name", sampled(list(ONLY), 2, seconds=3))
+def test_sums_of_the_only_micro_batch_are_at_the_traced_peak(name: str) -> None:
+    """A unit's sums are reduced as soon as products have made them; only the embedding's gradient is cast to one."""
+    case = ONLY[name]
+    peaks = [traced(case, rank_of(case, pp=rank)) for rank in range(case.pp)]
+    assert [stage.peak_bytes for stage in estimate_memory(case).stages] == pytest.approx(peaks, rel=0.001)
 
 
 WHOLE = {
