@@ -33,14 +33,15 @@ def experts_add(experiment: Experiment) -> bool:
     return adds and e.compile == "none" and e.pp_schedule not in SPLIT_BACKWARD and expert_degrees(e)[1] == 1
 
 
-def added_bytes(c: int, r: int) -> tuple[int, int]:
+def added_bytes(c: int, r: int, *, only: bool = False) -> tuple[int, int]:
     """Bytes that memory could move while one element's gradient is added to its sum by an operation of its own: (of a
-    dense weight, of an expert's). ``c``: bytes of the gradient, ``r``: of the sum.
+    dense weight, of an expert's). ``c``: bytes of the gradient, ``r``: of the sum. ``only``: the gradient of the only
+    micro-batch becomes the sum, by a cast unless it is one.
 
     It reads both and writes the sum. Where their formats differ, torch's kernel converts each element and is slower
     than memory (`SLOWED_DENSE`, `SLOWED_EXPERTS`).
     """
-    moved = c + 2 * r
+    moved = c + r if only else c + 2 * r
     if c == r:
-        return moved, moved
+        return (0, 0) if only else (moved, moved)
     return round(SLOWED_DENSE * moved), round(SLOWED_EXPERTS * moved)

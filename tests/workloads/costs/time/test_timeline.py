@@ -156,9 +156,10 @@ def test_tensor_parallelism_across_nodes_is_slow() -> None:
 
 
 def test_fp8_is_faster_only_in_the_blocks() -> None:
-    """In the order of the steps that were measured on two H200: 0.71, 0.81 and 0.84 of the one in bf16."""
+    """In the order of the steps that were measured on two H200: 0.71, 0.81 and 0.84 of the one in bf16, without sums."""
     kinds = ("fp8_tensorwise", "fp8_blockwise", "fp8_rowwise", "bf16")
-    times = [estimate(global_batch_size=1, precision=kind).compute_s for kind in kinds]
+    apart = {"global_batch_size": 1, "gradient_accumulation_fusion": False}
+    times = [estimate(precision=kind, **apart).compute_s for kind in kinds]
     assert times == sorted(times) and 0.5 < times[0] / times[-1] < 0.75 and times[-2] / times[-1] < 0.95
 
 
