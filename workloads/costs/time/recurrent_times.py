@@ -3,8 +3,8 @@ exchanges of context parallelism copy.
 
 Counted from the sources of ``fla-core`` 0.6.0 and `workloads.engine.kind_ops.fused_scan`: each kernel reads its inputs
 and writes its outputs once; what all heads of a group or all blocks of one kernel read again comes from the L2 cache.
-The kernels of chunks have few FLOPs a byte, so these bytes are most of their time; nothing is fitted. The backward's
-bytes include those of the forward that it computes again.
+The backward's bytes include those of the forward that it computes again. The kernels take longer than these bytes, by
+as much as a profile of each kind of layer has shown (`SLOWER`).
 
 Symbols as in `workloads.spec.recurrent_kernels`: all numbers of keys [T, J, K], of keys of all value heads [T, H, K],
 of values [T, H, V], states [m, H, K, V], products within chunks [T, H, 64]. Numbers of heads alone are left out.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.model import Mixer
-from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta
+from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
 from workloads.spec.recurrent_kernels import CHUNK, Batch, Kernels
 
 
@@ -35,6 +35,31 @@ class Passes(NamedTuple):
 
     forward: int
     backward: int
+
+
+class Slower(NamedTuple):
+    """How many times longer than their bytes a layer's kernels take in each pass, beside its FLOPs."""
+
+    forward: float
+    backward: float
+
+
+SLOWER = {GatedDeltaRule: Slower(1.42, 1.67), KimiDelta: Slower(1.95, 2.72), Mamba2: Slower(1.45, 1.72)}
+"""Kernels of one layer and 8,192 tokens on one H200, forward and backward: Gated DeltaNet 0.66 and 2.64 ms, KDA 1.31 and
+7.02 ms, Mamba-2 0.59 and 2.59 ms, of bytes that would take 0.40 and 1.38, 0.62 and 2.46, 0.37 and 1.40 ms
+(results/recorded/h200x1_recurrent_profile/NOTE.md)."""
+_MAMBA_IN_OPERATIONS = Slower(2.40, 2.18)
+"""The same of Mamba-2 where torch operations repeat B and C for every head, multiply by steps and copy gates: 0.95 and
+3.24 ms."""
+_IN_OPERATIONS = ("1", "2", "3", "4", "5", "6")
+"""Versions of this engine with such operations."""
+
+
+def slower(mixer: Kernels, engine_version: str) -> Slower:
+    """`SLOWER` of a mixer in a version of this engine."""
+    if isinstance(mixer, Mamba2) and engine_version in _IN_OPERATIONS:
+        return _MAMBA_IN_OPERATIONS
+    return SLOWER[type(mixer)]
 
 
 def kernel_passes(mixer: Kernels, batch: Batch, ranks: int) -> Passes:

@@ -5,7 +5,7 @@ Rounding stochastically computes Philox's ten rounds for each number. Measured o
 (results/recorded/h200x1_updates/NOTE.md): AdamW 10.18 ms, one number in bf16 11.04 ms, two and three 13.06 and 13.12
 ms. SGD is torch's fused kernel after a pass that clips, 43.4 of these bytes (DeepSeek-V2-Lite with 10 layers 50.3 ms,
 of which that pass takes 12.5; Nemotron 3 Nano with 14 layers 76.5 ms), and since version 7 of the engine one pass of a
-Triton kernel.
+Triton kernel, 29.5 of them (34.2 and 51.8 ms).
 
 Adafactor is a row of some thirty single operations for equal matrices of a layer, such as its experts' down
 projections: a third of them read and write all elements, the others so few numbers that they take as long as a kernel
@@ -30,8 +30,8 @@ ROUNDED_BYTES = tuple(seconds / _ADAMW_S * _ADAMW_BYTES for seconds in (0.0, 11.
 """Least bytes of an update by how many numbers of a parameter it rounds."""
 
 
-_SGD_APART_BYTES, _SGD_BYTES = 43.4, 30.0
-"""Bytes of SGD that clips in a pass of its own, and of the kernel that reads 16 and writes 8 of AdamW's 20 and 12."""
+_SGD_APART_BYTES, _SGD_BYTES = 43.4, 29.5
+"""Bytes of SGD that clips in a pass of its own, and in the kernel's."""
 _SGD_APART = ("1", "2", "3", "4", "5", "6")
 """Versions of this engine whose SGD clips in a pass of its own."""
 

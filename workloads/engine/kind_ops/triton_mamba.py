@@ -1,18 +1,20 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernels of `workloads.engine.kind_ops.mamba_inputs`. A program takes one token of one group of heads, or for
-the skip some tokens of one head. Letters as there."""
+"""Triton kernels of `workloads.engine.kind_ops.mamba_inputs`. A program takes one or some tokens of one group of
+heads, or for the skip of one head. Letters as there."""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 _WARPS = 4
+_TOKENS = 8
+"""Tokens of one group that a program of `gathered` takes, so that it adds up heads without other threads."""
 
 
 def spread(x: Tensor, b: Tensor, c: Tensor, steps: Tensor, outputs: tuple[Tensor, Tensor, Tensor]) -> None:
     """Write ``outputs``: x times steps, and B and C of every head."""
-    grid, sizes = _by_group(x, b)
-    _spread_kernel[grid](x, b, c, steps, *outputs, *sizes, num_warps=_WARPS)
+    (rows, *numbers), blocks = _by_group(x, b)
+    _spread_kernel[(rows,)](x, b, c, steps, *outputs, *numbers, *blocks, num_warps=_WARPS)
 
 
 def gathered(
@@ -20,8 +22,9 @@ def gathered(
 ) -> None:
     """Write ``results``: the gradients of x, B, C and steps, from ``grads``, those of x times steps, B and C of every
     head."""
-    grid, sizes = _by_group(x, results[1])
-    _gathered_kernel[grid](x, steps, *grads, *results, *sizes, num_warps=_WARPS)
+    (rows, *numbers), blocks = _by_group(x, results[1])
+    grid = (triton.cdiv(rows, _TOKENS),)
+    _gathered_kernel[grid](x, steps, *grads, *results, rows, *numbers, *blocks[1:], _TOKENS, num_warps=_WARPS)
 
 
 def skipped(y: Tensor, x: Tensor, skip: Tensor, z: Tensor, out: Tensor, gate: Tensor, block: int) -> None:
@@ -43,11 +46,11 @@ def skip_gradients(grad: Tensor, x: Tensor, skip: Tensor, grad_x: Tensor, parts:
     )
 
 
-def _by_group(x: Tensor, b: Tensor) -> tuple[tuple[int], tuple[int, ...]]:
-    """(grid, numbers and blocks) of the kernels whose programs take one token of one group."""
+def _by_group(x: Tensor, b: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(tokens of all groups, groups, heads of a group, channels, numbers of a state), (blocks of the last three)."""
     (sequences, tokens, heads, size), (groups, state) = x.shape, b.shape[2:]
     numbers = (heads // groups, size, state)
-    return (sequences * tokens * groups,), (groups, *numbers, *map(triton.next_power_of_2, numbers))
+    return (sequences * tokens * groups, groups, *numbers), tuple(map(triton.next_power_of_2, numbers))
 
 
 @triton.jit
@@ -76,26 +79,28 @@ def _spread_kernel(
 @triton.jit
 def _gathered_kernel(
     x_ptr, steps_ptr, grad_v_ptr, grad_k_ptr, grad_q_ptr, grad_x_ptr, grad_b_ptr, grad_c_ptr, grad_steps_ptr,
-    groups, of_group, size, state, HEADS: tl.constexpr, SIZE: tl.constexpr, STATE: tl.constexpr,
+    rows, groups, of_group, size, state, SIZE: tl.constexpr, STATE: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    token, group = program // groups, program % groups
-    head, channel, number = tl.arange(0, HEADS), tl.arange(0, SIZE), tl.arange(0, STATE)
-    own = (head < of_group)[:, None]
-    inside = own & (channel < size)[None, :]
-    at = token * groups * of_group * size + (group * of_group + head)[:, None] * size + channel[None, :]
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    grad = tl.load(grad_v_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    steps = tl.load(steps_ptr + program * of_group + head, mask=head < of_group, other=0.0)
-    steps = steps.to(grad_x_ptr.dtype.element_ty).to(tl.float32)
-    tl.store(grad_x_ptr + at, (grad * steps[:, None]).to(grad_x_ptr.dtype.element_ty), mask=inside)
-    tl.store(grad_steps_ptr + program * of_group + head, tl.sum(grad * x, axis=1), mask=head < of_group)
-    inside = own & (number < state)[None, :]
-    at = (program * of_group + head)[:, None] * state + number[None, :]
-    of_b = tl.sum(tl.load(grad_k_ptr + at, mask=inside, other=0.0).to(tl.float32), axis=0)
-    of_c = tl.sum(tl.load(grad_q_ptr + at, mask=inside, other=0.0).to(tl.float32), axis=0)
-    tl.store(grad_b_ptr + program * state + number, of_b.to(grad_b_ptr.dtype.element_ty), mask=number < state)
-    tl.store(grad_c_ptr + program * state + number, of_c.to(grad_c_ptr.dtype.element_ty), mask=number < state)
+    own = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    exists, channel, number = own < rows, tl.arange(0, SIZE), tl.arange(0, STATE)
+    of_size = exists[:, None] & (channel < size)[None, :]
+    of_state = exists[:, None] & (number < state)[None, :]
+    of_b = tl.zeros((TOKENS, STATE), dtype=tl.float32)
+    of_c = tl.zeros((TOKENS, STATE), dtype=tl.float32)
+    for head in range(of_group):
+        row = own * of_group + head
+        at = row[:, None] * state + number[None, :]
+        of_b += tl.load(grad_k_ptr + at, mask=of_state, other=0.0).to(tl.float32)
+        of_c += tl.load(grad_q_ptr + at, mask=of_state, other=0.0).to(tl.float32)
+        at = row[:, None] * size + channel[None, :]
+        x = tl.load(x_ptr + at, mask=of_size, other=0.0).to(tl.float32)
+        grad = tl.load(grad_v_ptr + at, mask=of_size, other=0.0).to(tl.float32)
+        steps = tl.load(steps_ptr + row, mask=exists, other=0.0).to(grad_x_ptr.dtype.element_ty).to(tl.float32)
+        tl.store(grad_x_ptr + at, (grad * steps[:, None]).to(grad_x_ptr.dtype.element_ty), mask=of_size)
+        tl.store(grad_steps_ptr + row, tl.sum(grad * x, axis=1), mask=exists)
+    at = own[:, None] * state + number[None, :]
+    tl.store(grad_b_ptr + at, of_b.to(grad_b_ptr.dtype.element_ty), mask=of_state)
+    tl.store(grad_c_ptr + at, of_c.to(grad_c_ptr.dtype.element_ty), mask=of_state)
 
 
 @triton.jit
