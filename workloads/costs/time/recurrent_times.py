@@ -45,8 +45,8 @@ class Slower(NamedTuple):
 
 
 SLOWER = {GatedDeltaRule: Slower(1.42, 1.67), KimiDelta: Slower(1.95, 2.72), Mamba2: Slower(1.45, 1.72)}
-"""Kernels of one layer and 8,192 tokens on one H200, forward and backward: Gated DeltaNet 0.66 and 2.64 ms, KDA 1.31 and
-7.02 ms, Mamba-2 0.59 and 2.59 ms, of bytes that would take 0.40 and 1.38, 0.62 and 2.46, 0.37 and 1.40 ms
+"""Kernels of one layer and 8,192 tokens on one H200, forward and backward: Gated DeltaNet 0.66 and 2.64 ms, KDA 1.31
+and 7.02 ms, Mamba-2 0.59 and 2.59 ms, of bytes that would take 0.40 and 1.38, 0.62 and 2.46, 0.37 and 1.40 ms
 (results/recorded/h200x1_recurrent_profile/NOTE.md)."""
 _MAMBA_IN_OPERATIONS = Slower(2.40, 2.18)
 """The same of Mamba-2 where torch operations repeat B and C for every head, multiply by steps and copy gates: 0.95 and

@@ -156,7 +156,7 @@ def test_tensor_parallelism_across_nodes_is_slow() -> None:
 
 
 def test_fp8_is_faster_only_in_the_blocks() -> None:
-    """In the order of the steps that were measured on two H200: 0.71, 0.81 and 0.84 of the one in bf16, without sums."""
+    """In the order of the steps that were measured on two H200: 0.71, 0.81 and 0.84 of bf16's, without sums."""
     kinds = ("fp8_tensorwise", "fp8_blockwise", "fp8_rowwise", "bf16")
     apart = {"global_batch_size": 1, "gradient_accumulation_fusion": False}
     times = [estimate(precision=kind, **apart).compute_s for kind in kinds]
