@@ -29,6 +29,7 @@ from workloads.spec.model_layers import layers_of
 CLUSTER = "h200"
 """Cluster of most shipped rows."""
 COLUMNS = ("rows", "MAPE", "p90", "bias", "Spearman", "top-1 regret", "inside 90 %", "half-width")
+_OF_AXES = ("rows", "MAPE", "p90", "bias", "inside 90 %", "no host: rows", "no host: MAPE")
 _SHOWN_AXES = ("model", "tp", "pp", "cp", "zero_stage", "recompute", "pp_schedule", "precision")
 
 
@@ -179,15 +180,20 @@ def kinds_of(points: pd.DataFrame, attempts: pd.DataFrame, cluster: str) -> pd.D
 
 
 def section() -> str:
-    """Two tables: all points by cluster and source of the prediction, and points of `CLUSTER` by axis."""
+    """Two tables: all points by cluster and source of the prediction, and points of `CLUSTER` by axis, also those of
+    which no host sets the pace."""
     attempts = recorded_attempts()
     points = points_of(attempts)
     on, elsewhere = (points[(points["cluster"] == CLUSTER) == here] for here in (True, False))
-    left = pairs_with(without_its_model(on, attempts), on)
+    found, kinds = without_its_model(on, attempts), kinds_of(on, attempts, CLUSTER)
+    by_host = (kinds["cuda_graph_run"] != "step") & kinds["waits"]
+    left, alone = pairs_with(found, on), pairs_with(found, on[~by_host])
     compared = [
         (f"{CLUSTER}, as recorded, when each was run", _recorded(on)),
         *_of_nothing(on, attempts, CLUSTER),
         (f"{CLUSTER}, now, measured rows of the other models", left),
+        (f"{CLUSTER}, of these: no host sets the pace", alone),
+        (f"{CLUSTER}, of these: the host does", pairs_with(found, on[by_host])),
     ]
     for name, own in elsewhere.groupby("cluster", sort=True):
         known = at_own_hosts(points, str(name), CLUSTER)
@@ -213,12 +219,13 @@ def section() -> str:
             those = (own["sweep"] == sweep) & ~stopped
             compared.append((f"{name}, of these: {draw} draw, did not stop", pairs_with(known, own[those])))
     lines = [(name, graded(pairs)) for name, pairs in compared]
-    by_axis = grade.grades(left)
-    shown = by_axis[by_axis["axis"].isin(_SHOWN_AXES)]
-    axes = [(f"{row['axis']} {row['value']}", row) for _, row in shown.iterrows()]
+    by_axis = grade.grades(left).set_index(["axis", "value"])
+    by_axis = by_axis.join(grade.grades(alone).set_index(["axis", "value"])[["n", "mape"]].add_prefix("alone_"))
+    shown = by_axis[by_axis.index.get_level_values("axis").isin(_SHOWN_AXES)]
+    axes = [(f"{axis} {value}", row) for (axis, value), row in shown.iterrows()]
     return (
         f"{table_of('predicted by a plan', lines, COLUMNS)}\n\nOn {CLUSTER}, with measured rows of the other models, "
-        f"by axis:\n\n{table_of('points with', axes, ('rows', 'MAPE', 'p90', 'bias', 'inside 90 %'))}"
+        f"by axis, and without the points whose pace a host sets:\n\n{table_of('points with', axes, _OF_AXES)}"
     )
 
 
@@ -263,10 +270,14 @@ def _cell(row: pd.Series, column: str) -> str:
         "top-1 regret": "top1_regret",
         "inside 90 %": "coverage",
         "half-width": "half_width",
+        "no host: rows": "alone_n",
+        "no host: MAPE": "alone_mape",
     }
     value = row[names.get(column, column.lower())]
     if value is None or pd.isna(value):
         return "–"
-    if column in ("rows", "Spearman"):
-        return f"{value:,}" if column == "rows" else f"{value:.3f}"
+    if column.endswith("rows"):
+        return f"{value:,.0f}"
+    if column == "Spearman":
+        return f"{value:.3f}"
     return f"{value:+.1%}".replace("%", " %") if column == "bias" else f"{value:.1%}".replace("%", " %")

@@ -104,6 +104,15 @@ PARAMETERS = {
     + 8 * (256 * (2048 + 3 * 2048 * 512) + 3 * 2048 * 512 + 2048 + 2 * 2048)
     + 6 * (2048 * (2 * 2048 + 2 * 4096 + 2 * 32) + 4 * (2 * 2048 + 4096) + 2 * 32 + 128 + 4096 * 2048)
     + 2 * (2048 * (2 * 16 + 2 * 2) * 256 + 16 * 256 * 2048 + 2 * 256),
+    # norms, a dense MLP, three of 256 experts with a shared one; three KDA with convolution, low-rank decays and gates,
+    # rates and norm; latent attention
+    "kimi_linear_4_layers": 2 * 163840 * 2304
+    + 2304
+    + 8 * 2304
+    + 3 * 2304 * 9216
+    + 3 * (257 * 3 * 2304 * 1024 + 256 * 2304)
+    + 3 * (4 * 2304 * 4096 + 2 * (2304 + 4096) * 128 + 2304 * 32 + 3 * 4096 * 4 + 4096 + 32 + 128)
+    + (2304 * 32 * 192 + 2304 * 576 + 512 + 512 * 32 * 256 + 32 * 128 * 2304),
     # six Mamba-2 with convolution and its bias, decays, skips, biases of steps and norm; six MLPs; two of attention
     "nemotron_3_nano_14_layers": 2 * 131072 * 2688
     + 2688
