@@ -128,7 +128,8 @@ def _reduced_block(x: Shared, turn: Turn, place: Place, changes: Live) -> list[L
     block, down = place.size.block, place.size.down
     changes["flat"] = 0 if x.adds else x.r * block
     if x.only_sums:
-        changes["reducing"], changes["new_shard"] = x.r * block, x.made_of_sums(block, x.shards)
+        changes["reducing"] = x.r * block
+        changes["new_shard"] = x.made_of_sums(block, x.shards)
         return [changes]
     if x.shards == 1:
         changes["reducing"] = x.made_of_sums(block, 1) if x.adds else turn.scaled(x) * block
