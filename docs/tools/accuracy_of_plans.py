@@ -219,10 +219,11 @@ def section() -> str:
             those = (own["sweep"] == sweep) & ~stopped
             compared.append((f"{name}, of these: {draw} draw, did not stop", pairs_with(known, own[those])))
     lines = [(name, graded(pairs)) for name, pairs in compared]
-    by_axis = grade.grades(left).set_index(["axis", "value"])
-    by_axis = by_axis.join(grade.grades(alone).set_index(["axis", "value"])[["n", "mape"]].add_prefix("alone_"))
-    shown = by_axis[by_axis.index.get_level_values("axis").isin(_SHOWN_AXES)]
-    axes = [(f"{axis} {value}", row) for (axis, value), row in shown.iterrows()]
+    without_host = grade.grades(alone).rename(columns={"n": "alone_n", "mape": "alone_mape"})
+    columns = ["axis", "value", "alone_n", "alone_mape"]
+    by_axis = grade.grades(left).merge(without_host[columns], on=["axis", "value"], how="left")
+    shown = by_axis[by_axis["axis"].isin(_SHOWN_AXES)]
+    axes = [(f"{row['axis']} {row['value']}", row) for _, row in shown.iterrows()]
     return (
         f"{table_of('predicted by a plan', lines, COLUMNS)}\n\nOn {CLUSTER}, with measured rows of the other models, "
         f"by axis, and without the points whose pace a host sets:\n\n{table_of('points with', axes, _OF_AXES)}"

@@ -30,8 +30,9 @@ ENGINES: Mapping[str, str] = {engine: versions[0] for engine, versions in ENGINE
 _PLAIN_BY_DEFAULT = ("1", "2", "3")
 """Versions of this engine whose steps were eager, and whose gradients were rounded before they were added, unless
 something else was asked for."""
-_ADD_SEVERAL = (*_PLAIN_BY_DEFAULT, "4", "5", "6")
-"""Versions of this engine in which a step's only micro-batch left its gradients to FSDP."""
+BEFORE_7 = (*_PLAIN_BY_DEFAULT, "4", "5", "6")
+"""Versions of this engine in which a step's only micro-batch left its gradients to FSDP, SGD clipped in a pass of its
+own, and torch operations surrounded the scan of Mamba-2."""
 
 
 def capture_word(cuda_graph: str | None, engine: str | None, version: str | None) -> str:
@@ -45,7 +46,7 @@ def capture_word(cuda_graph: str | None, engine: str | None, version: str | None
 def can_fuse(*, engine: object, version: object, num_microbatches: float) -> bool:
     """Whether ``gradient_accumulation_fusion`` has an effect: in newer versions of this engine a product writes the sum
     of one micro-batch, too."""
-    return num_microbatches > 1 or (engine == ENGINE and version not in _ADD_SEVERAL)
+    return num_microbatches > 1 or (engine == ENGINE and version not in BEFORE_7)
 
 
 def fuses_by_default(

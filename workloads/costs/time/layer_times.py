@@ -21,7 +21,7 @@ from workloads.costs.time.attention_rates import forward_part, kernel_relative, 
 from workloads.costs.time.expert_times import NO_EXPERTS, ExpertTimes
 from workloads.costs.time.rank_times import LayerTimes, Rates
 from workloads.costs.time.recurrent_operations import TorchPasses, torch_passes
-from workloads.costs.time.recurrent_times import Passes, Slower, exchange_copies, kernel_passes, slower
+from workloads.costs.time.recurrent_times import Passes, exchange_copies, kernel_passes, slowed
 from workloads.costs.traffic.collectives import Collective, collective_time_s, contention_of, together_s
 from workloads.costs.traffic.context_parallel import context_messages_of
 from workloads.spec.cluster import ClusterSpec
@@ -108,9 +108,8 @@ def layer_times(e: Experiment, cluster: ClusterSpec, rates: Rates, kind: Layer) 
     copied_s = exchange_copies(e, kind.mixer, c) / rates.memory
     forward, backward = forward + copied_s, backward + copied_s
     if kernels.passes is not None:
-        forward += kernels.slower.forward * kernels.passes.forward / rates.memory
-        backward += kernels.slower.backward * kernels.passes.backward / rates.memory
-        backward += attention  # the forward runs again
+        forward += kernels.passes.forward / rates.memory
+        backward += kernels.passes.backward / rates.memory + attention  # the forward runs again
     in_torch = _in_torch(e, kind, cluster, rates)
     forward, backward = forward + in_torch.forward_s, backward + in_torch.backward_s
     backward += attention if gathers_documents(e) else 0.0  # its forward runs again
@@ -156,19 +155,18 @@ class _Kernels(NamedTuple):
     """What the kernels of a recurrence move."""
 
     passes: Passes | None
-    """None for other layers, and where torch computes recurrences."""
-    slower: Slower
+    """As `slowed`; None for other layers, and where torch computes recurrences."""
     replaced: int
     """Bytes of `kind_tensors` that are part of ``passes``."""
 
 
 def _kernels(e: Experiment, kind: Layer) -> _Kernels:
     if e.recurrence != "fla" or not isinstance(kind.mixer, Kernels):
-        return _Kernels(None, Slower(1.0, 1.0), 0)
+        return _Kernels(None, 0)
     of_mixer = kind_tensors(kind, Sizes.of(e, COMPUTE_BYTES[e.precision])).mixer
     moved = sum(one.moved for one in of_mixer)
     passes = kernel_passes(kind.mixer, Batch(e.micro_batch_size, e.seq_len), e.tp * e.cp)
-    return _Kernels(passes, slower(kind.mixer, e.engine_version), moved)
+    return _Kernels(slowed(passes, kind.mixer, e.engine_version), moved)
 
 
 def _in_torch(e: Experiment, kind: Layer, cluster: ClusterSpec, rates: Rates) -> TorchPasses:

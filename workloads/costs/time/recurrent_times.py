@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from workloads.spec.engine_versions import BEFORE_7
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.model import Mixer
 from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamba2
@@ -33,33 +34,24 @@ def exchange_copies(e: Experiment, mixer: Mixer | None, c: int) -> int:
 class Passes(NamedTuple):
     """Bytes read and written in one layer by each pass."""
 
-    forward: int
-    backward: int
-
-
-class Slower(NamedTuple):
-    """How many times longer than their bytes a layer's kernels take in each pass, beside its FLOPs."""
-
     forward: float
     backward: float
 
 
-SLOWER = {GatedDeltaRule: Slower(1.42, 1.67), KimiDelta: Slower(1.95, 2.72), Mamba2: Slower(1.45, 1.72)}
-"""Kernels of one layer and 8,192 tokens on one H200, forward and backward: Gated DeltaNet 0.66 and 2.64 ms, KDA 1.31
-and 7.02 ms, Mamba-2 0.59 and 2.59 ms, of bytes that would take 0.40 and 1.38, 0.62 and 2.46, 0.37 and 1.40 ms
-(results/recorded/h200x1_recurrent_profile/NOTE.md)."""
-_MAMBA_IN_OPERATIONS = Slower(2.40, 2.18)
+SLOWER = {GatedDeltaRule: (1.42, 1.67), KimiDelta: (1.95, 2.72), Mamba2: (1.45, 1.72)}
+"""How many times longer than their bytes the kernels of a layer take, beside its FLOPs, forward and backward. One layer
+and 8,192 tokens on one H200: Gated DeltaNet 0.66 and 2.64 ms, KDA 1.31 and 7.02 ms, Mamba-2 0.59 and 2.59 ms, of bytes
+that would take 0.40 and 1.38, 0.62 and 2.46, 0.37 and 1.40 ms (results/recorded/h200x1_recurrent_profile/NOTE.md)."""
+_MAMBA_IN_OPERATIONS = (2.40, 2.18)
 """The same of Mamba-2 where torch operations repeat B and C for every head, multiply by steps and copy gates: 0.95 and
 3.24 ms."""
-_IN_OPERATIONS = ("1", "2", "3", "4", "5", "6")
-"""Versions of this engine with such operations."""
 
 
-def slower(mixer: Kernels, engine_version: str) -> Slower:
-    """`SLOWER` of a mixer in a version of this engine."""
-    if isinstance(mixer, Mamba2) and engine_version in _IN_OPERATIONS:
-        return _MAMBA_IN_OPERATIONS
-    return SLOWER[type(mixer)]
+def slowed(passes: Passes, mixer: Kernels, engine_version: str) -> Passes:
+    """Bytes that memory could move while the kernels of these ``passes`` run, in a version of this engine."""
+    in_operations = isinstance(mixer, Mamba2) and engine_version in BEFORE_7
+    forward, backward = _MAMBA_IN_OPERATIONS if in_operations else SLOWER[type(mixer)]
+    return Passes(forward * passes.forward, backward * passes.backward)
 
 
 def kernel_passes(mixer: Kernels, batch: Batch, ranks: int) -> Passes:

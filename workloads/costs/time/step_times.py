@@ -241,8 +241,8 @@ class StepTimes:
         r = reduced_bytes(e)
         # Adding reads c, and reads and writes r. A product that adds to a sum reads and writes r, not c; one that
         # makes the sum of the only micro-batch reads nothing.
-        only = e.gradient_accumulation_fusion and e.num_microbatches == 1
-        added, added_experts = added_bytes(c, r, only=only)
+        only = e.num_microbatches == 1
+        added, added_experts = added_bytes(c, r, only=only and e.gradient_accumulation_fusion)
         of_sum = (r if only else 2 * r) - c
         of_head = of_sum if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32

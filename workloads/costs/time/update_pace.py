@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from workloads.costs.shape.partition import StageParams
 from workloads.costs.shape.updates import rank_matrices
+from workloads.spec.engine_versions import BEFORE_7
 from workloads.spec.experiment import Experiment
 from workloads.spec.updates.optimizer import optimizer_of
 
@@ -32,15 +33,13 @@ ROUNDED_BYTES = tuple(seconds / _ADAMW_S * _ADAMW_BYTES for seconds in (0.0, 11.
 
 _SGD_APART_BYTES, _SGD_BYTES = 43.4, 29.5
 """Bytes of SGD that clips in a pass of its own, and in the kernel's."""
-_SGD_APART = ("1", "2", "3", "4", "5", "6")
-"""Versions of this engine whose SGD clips in a pass of its own."""
 
 
 def paced_bytes(e: Experiment) -> int:
     """Bytes that AdamW in fp32 would move while one parameter is updated, with its norm and its clipping."""
     spec = optimizer_of(e)
     if spec.name == "sgd":
-        return round(_SGD_APART_BYTES if e.engine_version in _SGD_APART else _SGD_BYTES)
+        return round(_SGD_APART_BYTES if e.engine_version in BEFORE_7 else _SGD_BYTES)
     rounded = (spec.moments if spec.moment_bytes == 2 else 0) + (spec.master_bytes == 2)
     moved = spec.traffic_bytes / (ADAFACTOR_PACE if spec.keeps_lines else 1.0)
     return round(max(moved, ROUNDED_BYTES[rounded]))

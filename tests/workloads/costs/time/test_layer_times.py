@@ -22,7 +22,7 @@ from workloads.costs.time.attention_rates import (
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.rank_times import LayerTimes
 from workloads.costs.time.recurrent_operations import torch_passes
-from workloads.costs.time.recurrent_times import kernel_passes, slower
+from workloads.costs.time.recurrent_times import kernel_passes, slowed
 from workloads.costs.time.step_times import StepTimes
 from workloads.costs.time.timeline import estimate_time
 from workloads.spec.documents.lengths import packed
@@ -206,9 +206,9 @@ def test_kernels_of_recurrences_add_their_bytes_and_a_second_forward(name: str, 
     )
     moved = sum(one.moved for one in kind_tensors(kind, Sizes.of(e, 2)).mixer)
     scan = e.seq_len * kind.mixer.kernel_flops() / tp / rates.attention
-    slow = slower(kind.mixer, e.engine_version)
-    forward = (slow.forward * passes.forward - moved) / rates.memory
-    backward = (slow.backward * passes.backward - 2 * moved) / rates.memory + scan
+    slow = slowed(passes, kind.mixer, e.engine_version)
+    assert slow.forward > passes.forward and slow.backward > passes.backward
+    forward, backward = (slow.forward - moved) / rates.memory, (slow.backward - 2 * moved) / rates.memory + scan
     assert with_kernels.forward_s - (usual.forward_s - in_torch.forward_s) == pytest.approx(forward, rel=1e-6)
     assert with_kernels.backward_s - (usual.backward_s - in_torch.backward_s) == pytest.approx(backward, rel=1e-6)
     assert with_kernels.forward_s + with_kernels.backward_s < 0.5 * (usual.forward_s + usual.backward_s)
@@ -219,10 +219,7 @@ def test_mamba_took_longer_in_torch_operations() -> None:
     mixer = layers_of(published("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")).kinds[0].mixer
     assert isinstance(mixer, Mamba2)
     passes = kernel_passes(mixer, Batch(2, 4096), 1)
-    now, before = (
-        slow.forward * passes.forward + slow.backward * passes.backward
-        for slow in (slower(mixer, version) for version in ("7", "6"))
-    )
+    now, before = (sum(slowed(passes, mixer, version)) for version in ("7", "6"))
     assert now / before == pytest.approx(3.19 / 4.19, rel=0.05)
 
 
