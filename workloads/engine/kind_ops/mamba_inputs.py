@@ -1,7 +1,7 @@
 """What surrounds the scan of Mamba-2 on kernels: its inputs of every head, and the skip.
 
 Torch's operations on these broadcast and strided tensors reach 1.1 to 1.9 TB/s of an H200's 4.8, and take as long as
-the scan itself (results/recorded/h200x1_mamba_profile/NOTE.md).
+the scan itself (results/recorded/h200x1_recurrent_profile/NOTE.md).
 
 Shapes: B sequences, L tokens, H heads of P channels in G groups, N numbers of the state of a channel.
 """
@@ -66,11 +66,12 @@ class _Skip(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, x: Tensor, skip: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, skip)
+        y = y.contiguous()
         out, gate = torch.empty_like(y), z.new_empty(z.shape)
         if backend_of(x) is not Backend.SHAPES:
             from workloads.engine.kind_ops import triton_mamba
 
-            triton_mamba.skipped(y.contiguous(), x, skip, z, out, gate, _SKIP_TOKENS)
+            triton_mamba.skipped(y, x, skip, z, out, gate, _SKIP_TOKENS)
         return out, gate
 
     @staticmethod

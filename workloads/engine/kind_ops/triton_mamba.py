@@ -13,6 +13,7 @@ _TOKENS = 8
 
 def spread(x: Tensor, b: Tensor, c: Tensor, steps: Tensor, outputs: tuple[Tensor, Tensor, Tensor]) -> None:
     """Write ``outputs``: x times steps, and B and C of every head."""
+    assert all(one.is_contiguous() for one in (x, b, c, steps))
     (rows, *numbers), blocks = _by_group(x, b)
     _spread_kernel[(rows,)](x, b, c, steps, *outputs, *numbers, *blocks, num_warps=_WARPS)
 
