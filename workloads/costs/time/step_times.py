@@ -17,7 +17,7 @@ from workloads.costs.memory.activations import rank_tokens
 from workloads.costs.shape.fp8 import gathered_bytes, keeps_low
 from workloads.costs.shape.held_model import as_held, copies_of_heads
 from workloads.costs.shape.params import COMPUTE_BYTES
-from workloads.costs.shape.partition import experiment_chunks, experiment_stages, ranks_alike, with_word
+from workloads.costs.shape.partition import experiment_stages, ranks_alike, with_word
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.costs.shape.weight_sums import added_bytes, experts_add
 from workloads.costs.time.copied_heads import copied_heads_s
@@ -31,11 +31,11 @@ from workloads.costs.time.rank_times import (
     HeldLayers,
     Ints,
     LayerTimes,
-    Setting,
     chunk_times,
     optimizer_s,
     tied_s,
 )
+from workloads.costs.time.setting_tables import HOP, MESSAGE, RECOMPUTE, HeldKinds, OfLayers, setting_of
 from workloads.costs.time.step_bounds import (
     LayoutSteps,
     PipelineShape,
@@ -83,9 +83,9 @@ class StepTimes:
     """Step times on one cluster, with caches."""
 
     cluster: ClusterSpec
-    _layers: dict[Hashable, _OfLayers | None] = field(default_factory=dict)
+    _layers: dict[Hashable, OfLayers | None] = field(default_factory=dict)
     _groups: dict[Hashable, tuple[float, ...]] = field(default_factory=dict)
-    _held: dict[Hashable, _Kinds] = field(default_factory=dict)
+    _held: dict[Hashable, HeldKinds] = field(default_factory=dict)
 
     def seconds(self, experiments: Sequence[Experiment]) -> Floats:
         """``step_time_s`` of `workloads.costs.time.timeline.estimate_time` by experiment; NaN if unknown. Raises the
@@ -132,7 +132,7 @@ class StepTimes:
         known (`is_known`)."""
         of_word = self._layer(as_held(with_word(experiment, word)))
         assert of_word is not None
-        seconds: Floats = of_word.kinds[:, _RECOMPUTE:].sum(axis=1)
+        seconds: Floats = of_word.kinds[:, RECOMPUTE:].sum(axis=1)
         return seconds
 
     def is_known(self, experiment: Experiment) -> bool:
@@ -173,14 +173,14 @@ class StepTimes:
         return self._with_data(alike, data, np.concatenate(of_matrices))
 
     def _with_data(self, alike: ModelParallel, data: Floats, of_matrices_s: Floats | float = 0.0) -> StepParts:
-        """Components of steps. ``data``: the other columns of `_setting`, by layout; ``of_matrices_s``: what is added
+        """Components of steps. ``data``: the other columns of `setting_of`, by layout; ``of_matrices_s``: what is added
         to the optimizer's seconds, by rank."""
         table = np.concatenate([alike.table, data], axis=1)
-        x, of_ranks = _setting(table[alike.of_chunk], LayerTimes(*alike.sums.T)), _setting(table[alike.of_rank])
+        x, of_ranks = setting_of(table[alike.of_chunk], LayerTimes(*alike.sums.T)), setting_of(table[alike.of_rank])
         ranks = HeldLayers(*alike.ranks)
         times, first = chunk_times(x, HeldLayers(*alike.chunks)), starts(alike.of_rank)
         optimizers_s = optimizer_s(of_ranks, ranks) + of_matrices_s
-        message, latency, bandwidth = table[:, _MESSAGE], table[:, _HOP], table[:, _HOP + 1]
+        message, latency, bandwidth = table[:, MESSAGE], table[:, HOP], table[:, HOP + 1]
         splits = np.array([one.schedule in SPLIT_BACKWARD for one in alike.schedules])
         steps = LayoutSteps(
             chunks=times.work(),
@@ -209,19 +209,19 @@ class StepTimes:
             ]
         )
 
-    def _sums(self, e: Experiment, held: _Kinds, times: _OfLayers) -> Floats:
+    def _sums(self, e: Experiment, held: HeldKinds, times: OfLayers) -> Floats:
         """Sums of the layers' times by chunk, of shape (chunks, fields of `LayerTimes`)."""
         sums: Floats = held.of_kind @ times.kinds
-        again: Floats = held.recomputed @ times.kinds[:, _RECOMPUTE:]
+        again: Floats = held.recomputed @ times.kinds[:, RECOMPUTE:]
         for word in set(held.words) - {""}:
             rows = [at for at, one in enumerate(held.words) if one == word]
             of_word = self._layer(with_word(e, word))
             assert of_word is not None  # the device's rates do not depend on recomputation
-            again[rows] = held.recomputed[rows] @ of_word.kinds[:, _RECOMPUTE:]
-        sums[:, _RECOMPUTE:] = again
+            again[rows] = held.recomputed[rows] @ of_word.kinds[:, RECOMPUTE:]
+        sums[:, RECOMPUTE:] = again
         return sums
 
-    def _layer(self, e: Experiment, adds: bool = False) -> _OfLayers | None:
+    def _layer(self, e: Experiment, adds: bool = False) -> OfLayers | None:
         """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage. ``adds``: products
         of experts add their weight gradients to sums; the times of layers do not depend on it."""
         word = "" if is_by_stage(e.recompute) else e.recompute
@@ -231,7 +231,7 @@ class StepTimes:
             self._layers[key] = self._new_layer(e, adds)
         return self._layers[key]
 
-    def _new_layer(self, e: Experiment, adds: bool) -> _OfLayers | None:
+    def _new_layer(self, e: Experiment, adds: bool) -> OfLayers | None:
         rates = rates_of(e, self.cluster)
         if rates is None:
             return None
@@ -265,7 +265,7 @@ class StepTimes:
         )
         message = c * rank_tokens(e)[1] * e.model.hidden_size * e.model.streams
         ends = (*EndTimes.of(e, self.cluster, rates), message)
-        return _OfLayers((*numbers, rates.memory), np.array(times), ends)
+        return OfLayers((*numbers, rates.memory), np.array(times), ends)
 
     def _group(self, e: Experiment) -> tuple[float, ...]:
         """Part of a layout's `Setting` that depends on its data parallelism and its pipeline."""
@@ -318,12 +318,12 @@ class StepTimes:
             hops[at] = hop_s[at] if timed is None else timed
         return hops
 
-    def _kinds(self, e: Experiment) -> _Kinds:
+    def _kinds(self, e: Experiment) -> HeldKinds:
         every = e.recompute_every if e.recompute != "none" else 1
         key = _OF_STAGES(e), every, e.recompute if is_by_stage(e.recompute) else ""
         if key not in self._held:
             _make_room(self._held)
-            self._held[key] = _Kinds.made(e)
+            self._held[key] = HeldKinds.made(e)
         return self._held[key]
 
 
@@ -349,69 +349,3 @@ _OF_LAYER = attrgetter(
 _OF_GROUPS = attrgetter("model.moe", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp", "pp")
 _DEGREES = attrgetter("dp", "cp", "tp", "ep", "etp", "pp")
 _OF_STAGES = attrgetter("model", "pp_schedule", "pp", "virtual_stages", "pp_split", "pp_stages", "seq_len")
-
-
-class _OfLayers(NamedTuple):
-    """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage."""
-
-    whole: tuple[float, ...]
-    kinds: Floats
-    """`LayerTimes` by kind of layer."""
-    ends: tuple[float, ...]
-    """`EndTimes`, and the bytes of a message between stages."""
-
-
-class _Kinds(NamedTuple):
-    """`HeldLayers` of a layout's kinds of ranks and of their chunks, as tables of shape (fields, kinds)."""
-
-    ranks: Ints
-    chunks: Ints
-    places: Ints
-    """Index of each chunk, as in `PipelineShape`."""
-    of_kind: Floats
-    """Number of layers of each kind, by chunk."""
-    recomputed: Floats
-    """Number of recomputed ones."""
-    words: tuple[str, ...]
-    """`StageParams.recompute` of each chunk."""
-
-    @classmethod
-    def made(cls, e: Experiment) -> _Kinds:
-        alike, whole, chunks = ranks_alike(e), experiment_stages(e), experiment_chunks(e)
-        kinds = list(dict.fromkeys(alike))
-        place = {kind: at for at, kind in enumerate(kinds)}
-        of_chunks = [chunk for kind in kinds for chunk in chunks[kind]]
-        places = np.array(
-            [place[kind] * e.virtual_stages + chunk for kind in alike for chunk in range(e.virtual_stages)]
-        )
-        return cls(
-            np.stack(HeldLayers.of([whole[kind] for kind in kinds])),
-            np.stack(HeldLayers.of(of_chunks)),
-            places,
-            np.array([chunk.of_kind for chunk in of_chunks], dtype=float),
-            np.array([chunk.recomputed_of_kind for chunk in of_chunks], dtype=float),
-            tuple(chunk.recompute for chunk in of_chunks),
-        )
-
-
-_WHOLE = 15
-_RECOMPUTE = LayerTimes._fields.index("recompute_s")
-_MESSAGE = _WHOLE + 1 + len(EndTimes._fields)
-_SHARDS = _MESSAGE + 1
-_HOP = _SHARDS + 2 + 5 * len(Group._fields)
-"""Columns of the table of `StepTimes.parts`."""
-
-
-def _setting(table: Floats, layers: LayerTimes | None = None) -> Setting:
-    """`Setting` made of a table's rows. ``layers``: sums over the layers of each row; not needed for an optimizer."""
-    columns = list(np.ascontiguousarray(table.T))
-    whole: list[Any] = [column.astype(np.int64) for column in (*columns[:_WHOLE], *columns[_SHARDS : _SHARDS + 2])]
-    size = len(Group._fields)
-    at = _WHOLE + 1
-    parts: list[Any] = [
-        *(columns[_WHOLE], layers, EndTimes(*columns[at:_MESSAGE])),
-        *(Group(*columns[start : start + size]) for start in range(_SHARDS + 2, _HOP, size)),
-        Contention(*columns[_HOP + 2 : _HOP + 2 + len(Contention._fields)]),
-        columns[-1].astype(np.int64),
-    ]
-    return Setting._make([*whole, *parts])
