@@ -31,8 +31,9 @@ OWN_CHECKPOINT = "2026-11-26T12:38:48Z"
 """Date since which full recomputation of eager blocks uses this engine's own checkpoint. Older rows show the cost of
 torch's checkpoint, not of their host."""
 LEAST = 8
-"""Least number of layouts of a host; at least `LEAST_DEPENDING` of them must depend on the host."""
-LEAST_DEPENDING = 4
+"""Least number of layouts of a host; at least `LEAST_DEPENDING` of them, and that share, must depend on the host:
+otherwise hardly anything tells its nearest pace."""
+LEAST_DEPENDING, LEAST_SHARE = 4, 0.25
 DEPENDS = 1.5
 """A layout depends on the host if its step is this many times longer with the longest of `PACES` than with the
 shortest."""
@@ -73,7 +74,7 @@ def _host(device: str, rows: pd.DataFrame) -> dict[str, object] | None:
     tried = [*PACES, *told.values()]
     off = at_paces(points, tried) / points["step_time_s"].to_numpy(dtype=float)
     depends = int((np.log(off[len(PACES) - 1] / off[0]) > np.log(DEPENDS)).sum())
-    if depends < LEAST_DEPENDING:
+    if depends < max(LEAST_DEPENDING, LEAST_SHARE * len(points)):
         return None
     nearest = int(np.abs(np.log(off[: len(PACES)])).mean(axis=1).argmin())
     places = {**{name: len(PACES) + at for at, name in enumerate(told)}, "nearest": nearest}
