@@ -1,7 +1,7 @@
 """Other engines on one GPU: losses and norms of layers that differ by kind, and of latent attention, equal ours.
 
-On CPUs the same is shown for more layouts (test_transformers.py, test_megatron_kinds.py), without the kernels that these
-engines choose on a GPU.
+On CPUs the same is shown for more layouts (test_transformers.py, test_megatron_kinds.py), without the kernels that
+these engines choose on a GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.workloads.adapters.test_megatron_kinds import BIASES, GATES, POSITIONS, RELU_EXPERTS, numbers, with_long_chunks
+from tests.workloads.adapters.test_megatron_kinds import (
+    BIASES,
+    GATES,
+    POSITIONS,
+    RELU_EXPERTS,
+    numbers,
+    with_long_chunks,
+)
 from tests.workloads.adapters.test_torchtitan_mixtures import GPT_OSS, plain_llama4
 from tests.workloads.adapters.test_transformers import BIASED, LATENT, SIGMOID
 from tests.workloads.adapters.three_steps import Told
