@@ -109,8 +109,7 @@ NEEDED = {"megatron": "transformer_engine", "transformers": "accelerate"}
 
 
 def of(**fields: Any) -> Experiment:
-    length = 256 if fields["engine"] == "megatron" else 128
-    return Experiment.canonical(**{"seq_len": length, "global_batch_size": 4, "micro_batch_size": 2, **fields})
+    return Experiment.canonical(**{"seq_len": 256, "global_batch_size": 4, "micro_batch_size": 2, **fields})
 
 
 def steps(experiment: Experiment, rank: int) -> Told:

@@ -48,6 +48,21 @@ def passed_bytes(expert: DenseMLP, columns: int, outputs: int) -> tuple[int, int
     return *activation, 4 * (first + outputs), 2 * first + 4 * outputs
 
 
+def in_fp32(e: Experiment) -> bool:
+    """Whether experts are computed in fp32 although the precision has 16 bits.
+
+    transformers casts the rows to what the weights are in, which autocast leaves in fp32 and FSDP does not
+    (`workloads.adapters.transformers_accelerate`; findings/transformers_experts_in_fp32_under_autocast.sh).
+    """
+    return e.engine == "transformers" and e.zero_stage == 0 and e.precision in ("bf16", "fp16")
+
+
+def _slower_in_fp32(e: Experiment, cluster: ClusterSpec) -> float:
+    """Seconds of a product in fp32 over those in the precision; 1 if the device's rate in fp32 is not known."""
+    low, high = cluster.device.peak_of(e.precision), cluster.device.peak_of("fp32")
+    return low / high if low is not None and high is not None else 1.0
+
+
 class ExpertTimes(NamedTuple):
     """Seconds of one layer and one micro-batch. Backward moves as many rows as forward."""
 
@@ -79,9 +94,11 @@ class ExpertTimes(NamedTuple):
             shared = (3 if mlp.shared.gated else 2) * e.model.hidden_size * mlp.shared.width
         tiles = 1 + TILE * (mlp.experts // e.ep) / max(1, x.rows // (c * width))
         products = 2.0 * (x.product // c) * matrices * width * tiles / rates.head
+        if in_fp32(e):
+            products *= _slower_in_fp32(e, cluster)
         share, casts = 1.0, (0.0, 0.0)
         if fp8.is_low(e):
-            share = rates.head / rates.matmul / fp8.OF_GROUPED
+            share = rates.head / rates.matmul / fp8.grouped_rate(mlp.expert.width // e.etp)
             casts = fp8.grouped_cast_traffic(x.parameters // c, (x.rows + x.product) // c, (x.rows + x.gate_up) // c)
         read = fp8.gathered_bytes(e, c, of_experts=True) * (x.parameters // c) / rates.memory
         summed = c * sent_tokens(e) * width
