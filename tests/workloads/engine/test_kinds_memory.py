@@ -190,6 +190,28 @@ def test_predicted_peaks_of_kinds_are_the_traced_ones(name: str, layout: dict[st
         assert abs(stage.peak_bytes / traced - 1) < 0.001
 
 
+SPLIT: list[dict[str, Any]] = [
+    {"pp_schedule": schedule, "recompute": recompute}
+    for schedule in ("zero_bubble_v", "interleaved_zero_bubble")
+    for recompute in ("none", "selective", "full")
+]
+"""What is recomputed waits for the weight-gradient pass, once for all products that have it as their input."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    sampled([(name, layout) for name in KINDS if name != "values" for layout in SPLIT], 1, seconds=5),
+    ids=str,
+)
+def test_predicted_peaks_of_split_backwards_are_the_traced_ones(name: str, layout: dict[str, Any]) -> None:
+    """Without values that a kernel on a CPU pads."""
+    case = _case(name, pp=2, virtual_stages=2, rounds=4, **layout)
+    for rank, stage in enumerate(estimate_memory(case).stages):
+        traced = total(alone(case, rank_of(case, pp=rank), fake=True))
+        assert abs(stage.peak_bytes / traced - 1) < 0.003
+
+
 NARROW: dict[str, Any] = {**DENSE, "width": 64}
 UNLIKE: dict[str, tuple[list[dict[str, Any]], list[int]]] = {
     "small_last": ([layer(gated_delta(**DELTA), DENSE), layer(wide(heads=2, kv_heads=2), NARROW)], [0, 0, 0, 1]),

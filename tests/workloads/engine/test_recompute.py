@@ -212,11 +212,33 @@ def test_a_recipe_ends_with_its_tensor() -> None:
     packed = recipes.pack(view)
     assert not isinstance(packed, Tensor)
     assert torch.equal(recipes.unpack(packed), view)
-    assert torch.equal(recipes.unpack(packed), view), "a tensor saved twice is made twice"
+    assert torch.equal(recipes.unpack(packed), view)
     del made, view
     assert recipes._by_storage == {}
     other = torch.ones(6)
     assert recipes.pack(other) is other
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_tensor_that_several_have_saved_is_made_once_if_they_keep_it(shares: bool) -> None:
+    recipes = RecomputeRegistry(shares=shares)
+    source, calls = torch.arange(6.0), list[int]()
+
+    def again() -> tuple[Tensor, ...]:
+        calls.append(1)
+        return source * 2, source * 3
+
+    made, other = source * 2, source * 3
+    recipes.register((made, other), again)
+    packed = [recipes.pack(made), recipes.pack(made.view(2, 3)), recipes.pack(other)]
+    first, second, third = (recipes.unpack(one) for one in packed)
+    assert (first.data_ptr() == second.data_ptr()) == shares
+    assert torch.equal(first, made) and torch.equal(second, made.view(2, 3)) and torch.equal(third, other)
+    assert len(calls) == (1 if shares else 2)
+    (recomputation,) = {
+        id(one.recomputation): one.recomputation for one in packed if not isinstance(one, Tensor)
+    }.values()
+    assert recomputation.outputs == {}, "nobody else will ask for them"
 
 
 def test_a_compiled_block_is_recomputed_by_torch() -> None:

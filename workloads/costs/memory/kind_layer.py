@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from workloads.costs.memory.expert_activations import ExpertTensors, expert_tensors
-from workloads.costs.memory.kind_tensors import ALWAYS, LATENT_SUM, KindTensors, Sizes, Tensor, kind_tensors
+from workloads.costs.memory.kind_tensors import ALWAYS, LATENT_SUM, OUTPUT, KindTensors, Sizes, Tensor, kind_tensors
 from workloads.costs.shape import fp8
 from workloads.spec.activations.offload import offloaded_words
 from workloads.spec.experiment import Experiment
@@ -140,7 +140,7 @@ def deferred_of(one: KindLayer) -> int:
     kind, s, t, x = one.kind, one.s, one.t, one.x
     inputs = bytes_of(tensor for tensor in t.all() if tensor.feeds)
     inputs += _uncast(one, "norm") // one.e.recompute_every + _uncast(one, "swiglu") // one.e.recompute_every
-    gradients = bytes_of(tensor for tensor in t.all() if tensor.gradient and not tensor.feeds)
+    gradients = bytes_of(tensor for tensor in t.all() if tensor.gradient and not tensor.feeds and tensor.name != OUTPUT)
     beside = isinstance(kind.mlp, DenseMLP) or (isinstance(kind.mlp, RoutedMLP) and kind.mlp.shared is not None)
     gradients += ((kind.mixer is not None) + beside) * s.c * s.tokens * s.hidden
     if isinstance(kind.mlp, RoutedMLP) and kind.mlp.latent:  # of the latents, and of what comes out of them

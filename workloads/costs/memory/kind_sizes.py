@@ -18,7 +18,7 @@ from workloads.costs.memory.mixer_working import (
     recurrence_first,
     recurrence_working,
 )
-from workloads.costs.memory.mlp_working import dense_working, first_half_of, forward_of
+from workloads.costs.memory.mlp_working import dense_working, first_half_after_experts, first_half_of, forward_of
 from workloads.costs.shape import fp8
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -102,11 +102,13 @@ def kind_bytes(
             working = expert_working(e, kind.mlp, x, gathered, again, w=of_experts, adds=experts_add)
             in_first_half = first_half_working(e, kind.mlp, x, gathered, again)
         working += stream - freed_before_experts(one)
-        in_first_half += stream - freed_before_experts(one)
+        # The projection out of a latent needs its input for the weight-gradient pass.
+        left = stream - (0 if kind.mlp.latent else freed_before_experts(one))
+        in_first_half = left + max(in_first_half, again + first_half_after_experts(one, kind.mlp, x))
     elif isinstance(kind.mlp, DenseMLP):
         if one.recompute != "full" and not one.compiled_again:
             again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_low(e) else 0
-        working = again + dense_working(one, kind.mlp, stream)
+        working, in_first_half = again + dense_working(one, kind.mlp, stream), again + first_half_of(one, stream)
         if kind.norms > 2 or kind.outputs_normed:  # the backward of the output's norm is done by then
             working -= s.own(s.hidden) + s.statistics()
     mixing = -saved
@@ -126,7 +128,7 @@ def kind_bytes(
     of_host = saved - sum(parts_of(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
     recurring = max(recurring, exchanging_first(one, min(saved, total)))
-    first_half, ending = max(first_half_of(one), in_first_half - working), ending_of(one, stream, min(saved, total))
+    first_half, ending = max(0, in_first_half - working), ending_of(one, stream, min(saved, total))
     forward, deferred = forward_of(one), deferred_of(one)
     arriving = 0 if x is None else x.rows + stream - freed_before_experts(one)
     if one.recompute == "full":

@@ -37,6 +37,8 @@ from workloads.spec.model_layers import layers_of
 _CHOICE_BYTES = 4
 ALWAYS = "none"
 LATENT_SUM = "experts' latent sum"
+OUTPUT = "attention output"
+"""Input of a product, if nothing gates it. It is no product's output, so a split backward holds no gradient of it."""
 
 
 class Tensor(NamedTuple):
@@ -148,7 +150,7 @@ def _attention(mixer: Attention, s: Sizes) -> list[Tensor]:
         tensors += [Tensor("normed values", normed_values, "rope", 2 * s.split(values))]
     tensors += [_softmax(s, mixer.heads, min(s.seq_len, 2 * mixer.span.keys(s.seq_len))), *_sent_back(s, outputs)]
     feeds = mixer.gate == "none"
-    output = Tensor("attention output", s.split(outputs), feeds=feeds, gradient=True, offloaded_by="attention")
+    output = Tensor(OUTPUT, s.split(outputs), feeds=feeds, gradient=True, offloaded_by="attention")
     if mixer.gate == "none":
         return [*tensors, output]
     gates = s.split(outputs if mixer.gate == "element" else mixer.heads)
@@ -173,7 +175,7 @@ def _latent(mixer: LatentAttention, s: Sizes) -> list[Tensor]:
         Tensor("rotated key", received if s.sent else shared, moved=2 * keys),
         _softmax(s, mixer.heads, s.seq_len if mixer.indexer is None else mixer.indexer.chosen),
         *_sent_back(s, outputs),
-        Tensor("attention output", s.split(outputs), feeds=not mixer.output_gate, gradient=True),
+        Tensor(OUTPUT, s.split(outputs), feeds=not mixer.output_gate, gradient=True),
     ]
     if mixer.output_gate:
         size = s.split(outputs)
@@ -195,7 +197,7 @@ def _compressed(mixer: CompressedAttention, s: Sizes) -> list[Tensor]:
         Tensor("queries", s.split(width), gradient=True),
         Tensor("rotated", s.split(width) + s.c * s.tokens * size, "rope", 2 * s.split(width)),
         _softmax(s, mixer.heads, mixer.window),
-        Tensor("attention output", s.split(width), feeds=True, gradient=True),
+        Tensor(OUTPUT, s.split(width), feeds=True, gradient=True),
         Tensor("grouped output", s.split(mixer.output_groups * mixer.output_rank), feeds=True),
     ]
     if mixer.ratio:

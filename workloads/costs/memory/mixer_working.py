@@ -82,7 +82,8 @@ def recurrence_first(one: KindLayer, mixer: Kernels, stream: int, saved: int) ->
     entry = [tensor for tensor in one.t.entry if tensor.name.startswith("mixer: ")]
     inputs = bytes_of(tensor for tensor in (*entry, *one.t.mixer) if tensor.feeds)
     gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient and not tensor.feeds)
-    of_mlp = deferred_of(one) - inputs - gradients - one.s.c * one.s.tokens * one.s.hidden
+    of_stream = 0 if one.s.tp > 1 else one.s.own(one.s.hidden)  # the gradient of the output projection's output
+    of_mlp = deferred_of(one) - inputs - gradients - of_stream
     output = one.t.mixer[-1].bytes
     return recurrence_working(one, mixer, stream, saved) + max(0, of_mlp) + output
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from workloads.costs.memory.expert_activations import ExpertTensors
 from workloads.costs.memory.kind_layer import KindLayer
 from workloads.costs.shape import fp8
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -38,17 +39,36 @@ def _fp8_working(one: KindLayer, mlp: DenseMLP, stream: int, *, first_half: bool
     )
 
 
-def first_half_of(one: KindLayer) -> int:
-    """Extra working bytes of a dense layer in the input-gradient pass of a split backward, compared with a whole
-    backward: the product is kept for the weight-gradient pass, and the down weight has no gradient yet. In fp8 see
-    `fp8.working_bytes`."""
+def first_half_of(one: KindLayer, stream: int) -> int:
+    """Bytes that a dense layer needs in the input-gradient pass of a split backward, without its recomputed product:
+    the product is kept for the weight-gradient pass, as are the gradients of the output and of gate_up, and no weight
+    has a gradient. The larger of two moments: the activation, and with tp > 1 the sum over ranks of the input's
+    gradient, beside the gathered input and one that is recomputed. In fp8 see `fp8.working_bytes`."""
     s, mlp = one.s, one.kind.mlp
     if not isinstance(mlp, DenseMLP):
         return 0
     if fp8.is_low(one.e):
-        of_pass, whole = (_fp8_working(one, mlp, 0, first_half=half) for half in (True, False))
-        return max(0, of_pass - whole)
-    return max(0, one.t.mlp[1].bytes - one.w * mlp.width // s.tp * s.hidden)
+        return _fp8_working(one, mlp, stream, first_half=True)
+    normed = s.own(s.hidden) if "norm" in one.named and one.recompute != "full" else 0
+    of_input = 2 * one.gathered + s.own(s.hidden) + normed if s.tp > 1 else 0
+    return stream + one.gathered + max(one.t.mlp[0].bytes + one.t.mlp[1].bytes, of_input)
+
+
+def first_half_after_experts(one: KindLayer, mlp: RoutedMLP, x: ExpertTensors) -> int:
+    """Bytes of the input-gradient pass of a split backward after that of the routed experts, where their gradients of
+    outputs and of gate_up stay, and so do a product and a normed stream that are recomputed. The larger of two moments:
+
+    1. the activation of shared experts, beside the gradients of the rows to send, which are summed by token later: the
+       gradients of their product and of gate_up;
+    2. the sum of two gradients of the MLP's input.
+    """
+    s, shared, selective = one.s, mlp.shared, one.recompute != "full"
+    product = 0 if shared is None else s.split(shared.width)
+    stays = one.gathered + (x.rows // 2 if mlp.weights_inputs else x.rows)
+    stays += product if "swiglu" in one.named and selective else 0
+    normed = s.own(s.hidden) if "norm" in one.named and selective else 0
+    beside = 0 if shared is None else x.sent + (3 if shared.gated else 2) * product
+    return stays + max(beside, normed + s.own(mlp.latent) + 3 * s.own(s.hidden))
 
 
 def forward_of(one: KindLayer) -> int:

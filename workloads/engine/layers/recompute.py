@@ -27,6 +27,7 @@ router (`Experiment.compiles`).
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -56,13 +57,16 @@ _KEPT = {
 }
 
 
-def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool) -> nn.Module:
-    """Wrap the block for this kind of recomputation. ``compiled``: the caller is going to compile the result."""
+def apply_recompute(block: nn.Module, recompute: str, *, compiled: bool, splits: bool = False) -> nn.Module:
+    """Wrap the block for this kind of recomputation. ``compiled``: the caller is going to compile the result.
+    ``splits``: its backward is split, and what a product recomputes waits for the weight-gradient pass."""
     if recompute == "none":
         return block
     if compiled:
         return CheckpointedBlock(block, recompute)
-    return FullBlock(block) if recompute == "full" else SelectiveBlock(block, operations_of(recompute))
+    if recompute == "full":
+        return FullBlock(block)
+    return SelectiveBlock(block, operations_of(recompute), shares=splits)
 
 
 class FullBlock(nn.Module):
@@ -121,12 +125,12 @@ def _keep_nothing(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPol
 
 class SelectiveBlock(nn.Module):
     """A block that recomputes cheap activations when its backward needs them: the outputs of ``operations``, which its
-    modules name in ``recomputes``."""
+    modules name in ``recomputes``. ``shares``: of `RecomputeRegistry`."""
 
-    def __init__(self, block: nn.Module, operations: Collection[str]) -> None:
+    def __init__(self, block: nn.Module, operations: Collection[str], *, shares: bool = False) -> None:
         super().__init__()
         self.block = block
-        self.recomputations = RecomputeRegistry()
+        self.recomputations = RecomputeRegistry(shares=shares)
         for module in block.modules():
             known = getattr(module, "recomputes", ())
             if isinstance(known, tuple):
@@ -152,15 +156,21 @@ class Recomputation:
     recompute: Callable[..., tuple[Tensor, ...]]
     inputs: tuple[MaybeElsewhere, ...] = ()
     """Its arguments."""
+    shares: bool = False
+    """Whether a result stays until everybody who saved it has asked for it. Otherwise it is forgotten when it is handed
+    out, and computed again for the next one."""
     outputs: dict[int, Tensor] = field(default_factory=dict)
-    """Results by index, each until `tensor` hands it out: one call computes all of them."""
+    """Results by index, which one call computes all."""
+    saved: Counter[int] = field(default_factory=Counter)
+    """How many have saved a result, by index, and not asked for it yet."""
 
     def tensor(self, index: int) -> Tensor:
-        """Returns result ``index`` and forgets it; a second request for the same index recomputes."""
+        """Returns result ``index``."""
         if index not in self.outputs:
             with torch.no_grad():
                 self.outputs = dict(enumerate(self.recompute(*map(back, self.inputs))))
-        return self.outputs.pop(index)
+        self.saved[index] -= 1
+        return self.outputs[index] if self.shares and self.saved[index] > 0 else self.outputs.pop(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +186,14 @@ class RecomputedRef:
 
 class RecomputeRegistry:
     """Recomputations of the live tensors that can be computed again, by storage. Its `pack` and `unpack` are
-    saved-tensor hooks."""
+    saved-tensor hooks.
 
-    def __init__(self) -> None:
+    ``shares``: those who save a tensor get the same result, as they should if each keeps its own: in a split backward
+    the products of one input all hold it until the weight-gradient pass.
+    """
+
+    def __init__(self, *, shares: bool = False) -> None:
+        self._shares = shares
         self._by_storage: dict[int, tuple[Recomputation, int]] = {}
 
     def register(
@@ -191,7 +206,7 @@ class RecomputeRegistry:
         function with its index and the tensor.
         """
         held = tuple(kept(tensor.detach()) for tensor in inputs)
-        add = partial(self._add, Recomputation(recompute, held))
+        add = partial(self._add, Recomputation(recompute, held, self._shares))
         for index, tensor in enumerate(outputs):
             add(index, tensor)
         return add
@@ -208,6 +223,8 @@ class RecomputeRegistry:
         entry = self._by_storage.get(tensor.untyped_storage()._cdata)
         if entry is None:
             return kept(tensor)
+        recomputation, index = entry
+        recomputation.saved[index] += 1
         return RecomputedRef(*entry, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
 
     @staticmethod

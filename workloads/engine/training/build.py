@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.costs.shape.partition import experiment_layers, recompute_by_layer
+from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.collectives.parameters import ParameterSpec, initialise
 from workloads.engine.collectives.peer_memory import PeerMemory, open_peer_memory
@@ -79,7 +80,8 @@ def _shape(experiment: Experiment, groups: Groups, stage: int, store: Activation
         recompute = words[layer]
         compiled = experiment.compiles(routed=routed(experiment.model, layer), recomputed=recompute != "none")
         compiled = compiled and not isinstance(block, AheadBlock)
-        blocks.append(apply_recompute(block, recompute, compiled=compiled))
+        splits = experiment.pp_schedule in SPLIT_BACKWARD
+        blocks.append(apply_recompute(block, recompute, compiled=compiled, splits=splits))
         if compiled:
             blocks[-1].compile()
     if store is not None:
