@@ -8,7 +8,7 @@
 # without a word. The two other ways (`eager`, `batched_mm`) call operations that autocast casts. FSDP2 with a policy for mixed
 # precision is not affected, since it gathers weights in bf16.
 # Who meets it: training or comparing a mixture of experts with `bf16=True` on one GPU or under DDP. On one H200 seven layers of
-# Nemotron 3 Nano took 1.34 s a step where their experts in bf16 would take about 0.05 s of it (results/recorded/h200x1_kinds_peers).
+# Nemotron 3 Nano took 1.34 s a step, and 0.67 s compiled under FSDP2, with experts in bf16 (results/recorded/h200x1_kinds_peers).
 # Set `experts_implementation`, or keep the weights in bf16.
 #
 # Output of 2026-12-01 (dtypes of the matrix products of one layer's experts and router, Qwen3's mixture, autocast in bf16):

@@ -15,11 +15,12 @@ from unittest import mock
 import pytest
 import torch
 
+from tests.workloads.adapters.three_steps import steps_on_gpu
 from tests.workloads.test_worker import MODEL
 from workloads.adapters import megatron_graph
 from workloads.adapters.forced_routing import forced_routing
 from workloads.adapters.megatron_graph import is_graphed, require_warm_up
-from workloads.adapters.seam import engine_of, set_environment
+from workloads.adapters.seam import set_environment
 from workloads.contract.protocol import MeasureSpec
 from workloads.engine.layers.routing import forced_choice
 from workloads.measuring.processes import on_ranks
@@ -61,15 +62,6 @@ def of(engine: str, **fields: Any) -> Experiment:
     )
 
 
-def steps(experiment: Experiment, rank: int) -> list[tuple[float, float | None]]:
-    set_environment(experiment)
-    torch.cuda.set_device(rank)
-    engine = engine_of(experiment, rank, torch.device("cuda", rank))
-    engine.build()
-    measured, _ = engine.measure(MeasureSpec(warmup_steps=2, timed_steps=2), lambda step, is_warmup: None, None)
-    return [(step.loss or 0.0, step.grad_norm) for step in measured.steps]
-
-
 @pytest.mark.multi_gpu
 @pytest.mark.skipif(
     importlib.util.find_spec("transformer_engine") is None, reason="transformer_engine is not installed"
@@ -79,9 +71,9 @@ def test_losses_and_norms_equal_ours(layout: str) -> None:
     theirs = of("megatron", **LAYOUTS[layout])
     ours = of("ultrasweep", **{**LAYOUTS[layout], "compile": "none"})
     assert refused(theirs) == []
-    expected, *_ = on_ranks(partial(steps, ours), ours.world_size, "cuda", timeout_s=240)
+    expected, *_ = on_ranks(partial(steps_on_gpu, ours), ours.world_size, "cuda", timeout_s=240)
     tolerance = (2e-3, 2e-2) if theirs.precision != "bf16" else (3e-4, 1e-2)
-    for found in on_ranks(partial(steps, theirs), theirs.world_size, "cuda", timeout_s=240):
+    for found in on_ranks(partial(steps_on_gpu, theirs), theirs.world_size, "cuda", timeout_s=240):
         assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=tolerance[0])
         assert [norm for _, norm in found] == pytest.approx([norm for _, norm in expected], rel=tolerance[1])
 

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from tests.workloads.adapters.test_megatron_kinds import (
     BIASES,
@@ -24,10 +23,8 @@ from tests.workloads.adapters.test_megatron_kinds import (
 )
 from tests.workloads.adapters.test_torchtitan_mixtures import GPT_OSS, plain_llama4
 from tests.workloads.adapters.test_transformers import BIASED, LATENT, SIGMOID
-from tests.workloads.adapters.three_steps import Told
+from tests.workloads.adapters.three_steps import steps_on_gpu
 from tests.workloads.test_worker import MODEL
-from workloads.adapters.seam import engine_of, set_environment
-from workloads.contract.protocol import MeasureSpec
 from workloads.measuring.processes import on_ranks
 from workloads.rules.engine_support import refused
 from workloads.spec.config_json.expressible import model_spec
@@ -81,7 +78,7 @@ def on_transformers(precision: str, **shape: Any) -> dict[str, Any]:
     model = dataclasses.replace(
         MODEL, num_layers=3, hidden_size=256, num_kv_heads=4, head_dim=64, ffn_hidden_size=256, **shape
     )
-    return {"engine": "transformers", "model": model, "precision": precision, "routing": "learned"}
+    return {"engine": "transformers", "model": model, "precision": precision, "routing": "learned", "seq_len": 128}
 
 
 LITE = dataclasses.replace(LATENT, q_lora_rank=0)
@@ -103,6 +100,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "transformers, dots.llm1, compiled": {
         **on_transformers("bf16", qk_norm=True, moe=SIGMOID),
         "compile": "block",
+        "seq_len": 256,
     },
 }
 NEEDED = {"megatron": "transformer_engine", "transformers": "accelerate"}
@@ -110,15 +108,6 @@ NEEDED = {"megatron": "transformer_engine", "transformers": "accelerate"}
 
 def of(**fields: Any) -> Experiment:
     return Experiment.canonical(**{"seq_len": 256, "global_batch_size": 4, "micro_batch_size": 2, **fields})
-
-
-def steps(experiment: Experiment, rank: int) -> Told:
-    set_environment(experiment)
-    torch.cuda.set_device(rank)
-    engine = engine_of(experiment, rank, torch.device("cuda", rank))
-    engine.build()
-    measured, _ = engine.measure(MeasureSpec(warmup_steps=2, timed_steps=2), lambda step, is_warmup: None, None)
-    return [(step.loss or 0.0, step.grad_norm) for step in measured.steps]
 
 
 def test_the_planner_lets_them_run() -> None:
@@ -134,8 +123,8 @@ def test_losses_and_norms_equal_ours(layout: str) -> None:
     if importlib.util.find_spec(needed := NEEDED[theirs.engine]) is None:
         pytest.skip(f"{needed} is not installed")
     ours = of(**{**LAYOUTS[layout], "engine": "ultrasweep", "compile": "none"})
-    (expected,) = on_ranks(partial(steps, ours), 1, "cuda", timeout_s=200)
-    (found,) = on_ranks(partial(steps, theirs), 1, "cuda", timeout_s=200)
+    (expected,) = on_ranks(partial(steps_on_gpu, ours), 1, "cuda", timeout_s=200)
+    (found,) = on_ranks(partial(steps_on_gpu, theirs), 1, "cuda", timeout_s=200)
     near = (1e-5, 1e-4) if theirs.precision == "fp32" else (3e-4, 1e-2)
     assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=near[0])
     assert [norm for _, norm in found] == pytest.approx([norm for _, norm in expected], rel=near[1])

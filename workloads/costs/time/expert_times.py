@@ -48,13 +48,14 @@ def passed_bytes(expert: DenseMLP, columns: int, outputs: int) -> tuple[int, int
     return *activation, 4 * (first + outputs), 2 * first + 4 * outputs
 
 
-def in_fp32(e: Experiment) -> bool:
+def in_fp32(e: Experiment, mlp: RoutedMLP) -> bool:
     """Whether experts are computed in fp32 although the precision has 16 bits.
 
     transformers casts the rows to what the weights are in, which autocast leaves in fp32 and FSDP does not
-    (`workloads.adapters.transformers_accelerate`; findings/transformers_experts_in_fp32_under_autocast.sh).
+    (`workloads.adapters.transformers_accelerate`; findings/transformers_experts_in_fp32_under_autocast.sh). Its
+    Llama 4, whose router weights the inputs of experts, multiplies in batches, which autocast knows.
     """
-    return e.engine == "transformers" and e.zero_stage == 0 and e.precision in ("bf16", "fp16")
+    return e.engine == "transformers" and e.zero_stage == 0 and e.precision == "bf16" and not mlp.weights_inputs
 
 
 def _slower_in_fp32(e: Experiment, cluster: ClusterSpec) -> float:
@@ -94,7 +95,7 @@ class ExpertTimes(NamedTuple):
             shared = (3 if mlp.shared.gated else 2) * e.model.hidden_size * mlp.shared.width
         tiles = 1 + TILE * (mlp.experts // e.ep) / max(1, x.rows // (c * width))
         products = 2.0 * (x.product // c) * matrices * width * tiles / rates.head
-        if in_fp32(e):
+        if in_fp32(e, mlp):
             products *= _slower_in_fp32(e, cluster)
         share, casts = 1.0, (0.0, 0.0)
         if fp8.is_low(e):

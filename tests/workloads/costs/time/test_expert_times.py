@@ -59,8 +59,9 @@ def test_transformers_computes_experts_in_fp32_unless_fsdp_casts_their_weights()
         for stage in (0, 3)
     )
     assert replicated == pytest.approx(sharded * 989 / 67)
-    assert (
-        in_fp32(Experiment.canonical(model=MIXTRAL, global_batch_size=1, engine="transformers", precision="fp32"))
-        is False
-    )
-    assert in_fp32(Experiment.canonical(model=MIXTRAL, global_batch_size=1)) is False
+    mlp = layers_of(MIXTRAL).kinds[-1].mlp
+    assert isinstance(mlp, RoutedMLP)
+    theirs = Experiment.canonical(model=MIXTRAL, global_batch_size=1, engine="transformers")
+    assert in_fp32(theirs, mlp)
+    assert not in_fp32(theirs, dataclasses.replace(mlp, weights_inputs=True)), "Llama 4"
+    assert not in_fp32(theirs.replace(precision="fp32"), mlp) and not in_fp32(theirs.replace(engine="ultrasweep"), mlp)
