@@ -24,6 +24,8 @@ from tests.workloads.engine.kind_models import (
 from tests.workloads.engine.test_memory import alone, total
 from tests.workloads.engine.traffic_checks import check_counts, count
 from workloads.costs.memory.estimate import estimate_memory
+from workloads.costs.memory.mixer_working import ROW_BLOCK
+from workloads.engine.ops.backend import BLOCK_ELEMENTS
 from workloads.spec.experiment import Experiment
 from workloads.spec.mesh import rank_of
 
@@ -94,6 +96,7 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     "norm_over_heads": [layer(wide(norm="all_heads"), DENSE)],
     "norms_of_outputs": [layer(wide(norm="all_heads"), DENSE, outputs_normed=True)],
     "values": [layer(wide(head_dim=96, sinks=True, value_scale=0.7), DENSE)],
+    "scaled_values": [layer(wide(sinks=True, value_scale=0.7), DENSE)],
     "caps": [layer(wide(soft_cap=True), GELU)],
     "norms": [layer(wide(span=window(80), norm="without_weight"), GELU, norms=4)],
     "relu": [layer(wide(rope=None), RELU2)],
@@ -191,17 +194,19 @@ def test_predicted_peaks_of_kinds_are_the_traced_ones(name: str, layout: dict[st
 
 
 SPLIT: list[dict[str, Any]] = [
-    {"pp_schedule": schedule, "recompute": recompute}
-    for schedule in ("zero_bubble_v", "interleaved_zero_bubble")
+    {"pp_schedule": schedule, "recompute": recompute, **more}
+    for schedule in ("zero_bubble_v", "interleaved_zero_bubble", "dualpipe_v")
     for recompute in ("none", "selective", "full")
+    for more in ({}, {"tp": 2}, {"dp": 2, "zero_stage": 2}, {"dp": 2, "zero_stage": 3})
 ]
-"""What is recomputed waits for the weight-gradient pass, once for all products that have it as their input."""
+"""What is recomputed waits for the weight-gradient pass, once for all products that have it as their input. With ZeRO 2
+and 3 what the last reduction has read exists, of a block or of an end."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout"),
-    sampled([(name, layout) for name in KINDS if name != "values" for layout in SPLIT], 1, seconds=5),
+    sampled([(name, layout) for name in KINDS if name != "values" for layout in SPLIT], 3, seconds=5),
     ids=str,
 )
 def test_predicted_peaks_of_split_backwards_are_the_traced_ones(name: str, layout: dict[str, Any]) -> None:
@@ -210,6 +215,10 @@ def test_predicted_peaks_of_split_backwards_are_the_traced_ones(name: str, layou
     for rank, stage in enumerate(estimate_memory(case).stages):
         traced = total(alone(case, rank_of(case, pp=rank), fake=True))
         assert abs(stage.peak_bytes / traced - 1) < 0.003
+
+
+def test_norms_over_all_heads_work_on_as_many_rows_as_counted() -> None:
+    assert ROW_BLOCK == BLOCK_ELEMENTS
 
 
 NARROW: dict[str, Any] = {**DENSE, "width": 64}

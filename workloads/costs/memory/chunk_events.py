@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from operator import mul
+from operator import ge, mul
 from typing import NamedTuple
 
 from workloads.costs.memory.end_events import head_forward, head_reduction, last_unit, next_forward
@@ -19,8 +19,9 @@ from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared
 from workloads.costs.memory.turn import Turn
 from workloads.costs.shape.partition import StageParams, experiment_chunks, part_of_experiment
-from workloads.costs.shape.schedule import V_SHAPED, Backwards, ChunkState, Held, Kind, held_by_chunk
+from workloads.costs.shape.schedule import SUMMED, V_SHAPED, Backwards, ChunkState, Held, Kind, held_by_chunk
 from workloads.spec.experiment import Experiment
+from workloads.spec.model_layers import layers_of
 
 ACTIONS = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
 
@@ -38,9 +39,10 @@ class Chunk(NamedTuple):
     """The part in a weight-gradient pass."""
     holds: list[tuple[int, int, int]]
     """`_others_hold` by state."""
-    backwards: dict[tuple[Kind, bool, bool, bool, int], tuple[Live, list[Step], int]]
-    """By kind, `Backwards.last`, `Backwards.forward_follows`, `Turn.earlier` and the bytes of earlier gradients: what
-    exists at the start, the steps and their highest bytes, all without what the rank holds besides this backward."""
+    backwards: dict[tuple[Kind, bool, bool, bool, int, int], tuple[Live, list[Step], int]]
+    """By kind, `Backwards.last`, `Backwards.forward_follows`, `Turn.earlier`, the bytes of earlier gradients and
+    `Turn.flat`: what exists at the start, the steps and their highest bytes, all without what the rank holds besides
+    this backward."""
 
     @classmethod
     def of(cls, e: Experiment, x: Shared, held: StageParams) -> Chunk:
@@ -65,31 +67,32 @@ def timelines_of_chunks(
         chunks.append(known[held])
     saved = [one.part.saved + one.part.packed + one.part.of_head for one in chunks]
     deferred = [one.part.deferred for one in chunks]
-    ahead = x.zero3 and e.pp_schedule in V_SHAPED
+    ahead = x.zero3
     # The last rank of a V has two stages in a row: the output of one is the input that the other saves.
     handed = x.stream if e.pp_schedule in V_SHAPED and stage == e.pp - 1 else 0
+    waits = handed > 0 and _input_feeds(e, experiment_chunks(e)[stage][-1])
     most, timelines = -1, []
-    backwards = _highest_backwards(e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages)
+    of_schedule = e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages
+    backwards = _highest_backwards(*of_schedule, units=not x.unsharded, ahead=ahead)
     for number, (chunk, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
-        several = any(held.activations[number] > 1 for one in of_chunk for held in one.held)
-        for kind, last, forward_follows, at, held_at_start in of_chunk:
+        for kind, last, forward_follows, at, gathered, held_at_start in of_chunk:
             activations = max(
                 sum(map(mul, held.activations, saved))
                 + sum(map(mul, held.for_weights, deferred))
-                - (held.activations[-1] * handed if handed else 0)
-                + (_gathered_ahead(chunks, number, at, held) if ahead else 0)
+                - (_twice(held, waits=waits) * handed if handed else 0)
+                + (_gathered(chunks, number, gathered, held) if ahead else 0)
                 for held in held_at_start
             )
             activations -= chunk.part.deferred if kind == "W" else saved[number]
             others = [one.holds[at[other]] for other, one in enumerate(chunks) if other != number]
             # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
-            prior = 0 if kind == "W" and at[number] < ChunkState.ALL_REDUCED else chunk.holds[at[number]][1]
-            in_flight = max(held.activations[number] for held in held_at_start)
-            earlier = in_flight > 1 or (forward_follows if several else prior > 0)
-            key = kind, last, forward_follows, earlier, prior
+            _, prior, flat = chunk.holds[at[number]]
+            if kind == "W" and at[number] not in SUMMED:
+                prior = 0
+            key = kind, last, forward_follows, gathered[number], prior, flat
             evaluated = chunk.backwards
             if key not in evaluated:
-                evaluated[key] = _backward(chunk, kind, last, forward_follows, earlier, prior)
+                evaluated[key] = _backward(chunk, *key)
             start, steps, total = evaluated[key]
             total += activations + sum(map(sum, others))
             if total > most:
@@ -101,18 +104,32 @@ def timelines_of_chunks(
     return timelines
 
 
-def _gathered_ahead(chunks: list[Chunk], number: int, at: tuple[ChunkState, ...], held: Held) -> int:
-    """Bytes of the blocks that ZeRO 3 has gathered ahead in backwards of the chunks other than ``number`` in which
-    micro-batches still wait for theirs."""
-    return sum(
-        one.x.b * one.part.last_block
-        for other, one in enumerate(chunks)
-        if other != number and held.activations[other] > 0 and ChunkState.ENDS_REDUCED <= at[other] < ChunkState.DONE
-    )
+def _input_feeds(e: Experiment, held: StageParams) -> bool:
+    """Whether the input of a chunk is also that of a product, and so waits for the weight-gradient pass."""
+    return len(held.order) > 0 and layers_of(e.model).kinds[held.order[0]].outputs_normed
+
+
+def _twice(held: Held, *, waits: bool) -> int:
+    """Micro-batches whose output of the first chunk is the input that the second still has. ``waits``:
+    `_input_feeds`."""
+    first, second = held.activations
+    return second + (min(first - second, held.for_weights[1]) if waits else 0)
+
+
+def _gathered(chunks: list[Chunk], number: int, ahead: tuple[bool, ...], held: Held) -> int:
+    """Bytes of what ZeRO 3 has gathered in chunks other than ``number``: heads, from a forward to its backward, and
+    blocks ahead. ``ahead``: as of `Backwards`."""
+    total = 0
+    for other, one in enumerate(chunks):
+        if other != number and one.part.head:
+            total += one.x.c * one.part.head if ahead[other] or held.activations[other] > 0 else 0
+        elif other != number:
+            total += one.x.b * one.part.last_block if ahead[other] else 0
+    return total
 
 
 def _backward(
-    chunk: Chunk, kind: Kind, last: bool, forward_follows: bool, earlier: bool, prior: int
+    chunk: Chunk, kind: Kind, last: bool, forward_follows: bool, earlier: bool, prior: int, flat: int
 ) -> tuple[Live, list[Step], int]:
     """An entry of `Chunk.backwards`."""
     e, x = chunk.e, chunk.x
@@ -127,34 +144,46 @@ def _backward(
         own_deferred=chunk.part.deferred if x.splits and kind in ("F", "I") else 0,
         first_half=kind == "I",
         second_half=kind == "W",
+        flat=flat,
     )
     shared, x = x, turn.adapted(e, x)
     start = turn.start(x, part, {})
     if kind == "W":
         steps = _weight_gradients(chunk.second if x is shared else _in_second_half(e, x), part, turn, start)
     elif kind == "F":
-        # In other chunks the backward that follows holds more.
-        steps = head_forward(x, part, turn) if part.has_head else []
+        steps = head_forward(x, part, turn) if part.has_head else _last_forward(x, part)
     else:
         steps = [*head_reduction(x, part, turn), *layer_steps(x, part, turn), *last_unit(x, part, turn)]
     return start, steps, highest([Timeline("", start, steps)])[2]
 
 
+def _last_forward(x: Shared, part: Part) -> list[Step]:
+    """The end of the last layer's forward with ZeRO 3: its gathered weights are there twice, in FSDP's buffer too."""
+    if not x.zero3 or not part.places:
+        return []
+    return [("last layer, forward", {"weights": 2 * x.b * part.last_block, "working": part.last_forward - part.output})]
+
+
 def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple[int, int, int]:
     """Bytes of gathered parameters, gradients and the flat copy of its last unit that a chunk in state ``at`` holds
     besides activations while another chunk runs."""
-    # The last unit of a split backward is a block. Interleaved ranks with the head run others between the passes.
-    of_end = {"interleaved_zero_bubble": chunk.has_head, "zero_bubble_v": False}.get(e.pp_schedule, chunk.has_embedding)
-    flat = 0 if x.unsharded else x.r * (x.vocabulary if of_end else chunk.first_block)
+    ends = x.vocabulary if chunk.has_head or chunk.has_embedding else 0
+    last_units = {
+        ChunkState.ENDS_REDUCED: ends,
+        ChunkState.AFTER_B: chunk.first,
+        ChunkState.AFTER_W: chunk.first_block,
+        ChunkState.AFTER_I: ends or chunk.first_block,
+    }
+    flat = 0 if x.unsharded else x.r * last_units.get(at, 0)
     gathered = chunk.whole if not x.zero3 and ChunkState.GATHERED <= at < ChunkState.DONE else 0
     gradients = 0
     if at == ChunkState.DONE:
         gradients = chunk.shard
-    elif at == ChunkState.ALL_REDUCED:
+    elif at in SUMMED:
         gradients = chunk.accumulated
     elif at == ChunkState.ENDS_REDUCED:
         gradients = x.summed(chunk.ends, 0)
-    return gathered, gradients, flat if ChunkState.ENDS_REDUCED <= at < ChunkState.DONE else 0
+    return gathered, gradients, flat
 
 
 def _in_second_half(e: Experiment, x: Shared) -> Shared:
@@ -166,7 +195,7 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
         working, reducing = max(x.w_blocks * size.block, x.w_experts * size.experts), 0
         if size.experts:
             of_experts = routed_tensors(e, x.c)
-            reducing = x.stream - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
+            reducing = -(2 * of_experts.rows + of_experts.gate_up + of_experts.product)
         one = size._replace(saved=size.deferred, kept=size.deferred, working=working, working_kept=working)
         sizes.append(one._replace(reducing=reducing, reducing_kept=reducing))
     return x._replace(sizes=tuple(sizes))
@@ -208,18 +237,31 @@ def covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backward
 
 
 @lru_cache(maxsize=4096)
-def _highest_backwards(schedule: str, rank: int, pp: int, m: int, v: int) -> tuple[tuple[Backwards, ...], ...]:
-    """`held_by_chunk` without backwards that never need more than another backward of the same chunk."""
+def _highest_backwards(
+    schedule: str, rank: int, pp: int, m: int, v: int, *, units: bool, ahead: bool
+) -> tuple[tuple[Backwards, ...], ...]:
+    """`held_by_chunk` without backwards that never need more than another backward of the same chunk. ``units``:
+    whether it matters which unit was reduced last; ``ahead``: whether units are gathered ahead (`Backwards.ahead`)."""
     result = []
     for number, of_chunk in enumerate(held_by_chunk(schedule, rank, pp, m, v)):
+        # Without a head or weights to gather the backward that follows a forward holds more.
+        moments = [one for one in of_chunk if one.kind != "F" or ahead or number == v - 1]
+        merged = tuple(_merged(one, number, units=units, ahead=ahead) for one in moments)
         kept: list[Backwards] = []
-        for place, one in enumerate(of_chunk):
-            others = (*kept, *of_chunk[place + 1 :])
+        for place, one in enumerate(merged):
+            others = (*kept, *merged[place + 1 :])
             held = tuple(state for state in one.held if not any(_covers(number, other, one, state) for other in others))
             if held:
                 kept.append(one._replace(held=held))
         result.append(tuple(kept))
     return tuple(result)
+
+
+def _merged(one: Backwards, number: int, *, units: bool, ahead: bool) -> Backwards:
+    """A backward of chunk ``number`` without differences that do not matter."""
+    chunks = one.chunks if units else tuple(ChunkState.AFTER_B if at in SUMMED else at for at in one.chunks)
+    gathered = tuple(is_ahead and (ahead or at == number) for at, is_ahead in enumerate(one.ahead))
+    return one._replace(chunks=chunks, ahead=gathered)
 
 
 def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
@@ -232,6 +274,7 @@ def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
         and a.last == b.last
         and a.forward_follows >= b.forward_follows
         and a.chunks[number] == b.chunks[number]
+        and all(map(ge, a.ahead, b.ahead))
         and all(_is_more(of_a, of_b) for of_a, of_b in zip(a.chunks, b.chunks, strict=True))
         and _holds(a, one)
     )
@@ -239,7 +282,9 @@ def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
 
 def _is_more(one: ChunkState, other: ChunkState) -> bool:
     """Whether a chunk in state ``one`` holds at least as much as a chunk in state ``other``."""
-    return one == other or other < one < ChunkState.DONE or (one == ChunkState.ALL_REDUCED and other == ChunkState.DONE)
+    if one in SUMMED:
+        return one == other or other not in SUMMED
+    return one == other or other < one < ChunkState.DONE
 
 
 def _holds(a: Backwards, one: Held) -> bool:

@@ -14,10 +14,9 @@ def head_forward(x: Shared, part: Part, turn: Turn) -> list[Step]:
     """The head's forward (under GPipe its backward), which holds one chunk of logits and both gradients.
 
     With S > 1 a unit is gathered into a flat buffer of c bytes per element that lives until the next unit is gathered.
-    The head is the last unit of a forward; with a tied weight the last unit is a block. In an interleaved schedule the
-    previous micro-batch of another chunk may have had only its input-gradient pass, in which the head was reduced last.
-    Under GPipe the head stays gathered from the first forward on; its backward
-    begins when the last layer's offloaded tensors come back and, with ZeRO 3, the last block is gathered ahead.
+    The head is the last unit of a forward; with a tied weight the last unit is a block. Under GPipe the head stays
+    gathered from the first forward on; its backward begins when the last layer's offloaded tensors come back and, with
+    ZeRO 3, the last block is gathered ahead.
     """
     gathering = 0
     if x.shards > 1 and (x.zero3 or not turn.prior):
@@ -32,8 +31,6 @@ def head_forward(x: Shared, part: Part, turn: Turn) -> list[Step]:
     if x.zero3:
         forward["weights"] = x.c * (part.head + part.tied)
     steps: list[Step] = []
-    if x.interleaved and x.chunks > 1 and part.head and turn.own_deferred and turn.prior and not x.unsharded:
-        forward["flat"] = max(x.r * part.head, turn.pending(x, part))
     if gathering and part.head and part.num_layers and not (x.head_in_backward and x.num_microbatches > 1):
         # The buffer of the last unit is freed when the head's has been copied from; the layers' output exists.
         steps.insert(0, ("head, gathering", {"loss": x.stream, "gathering": gathering + part.last_buffer}))
@@ -245,7 +242,9 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
             "end_gradient": x.c * part.first,
             "flat": x.after(part.first_block),
         }
-        steps.append(("embedding, backward", end | backward))
+        # What is gathered ahead is cast first.
+        gathering: Live = {"weights": part.first_copy + ahead + ahead // x.shards, "end_gradient": 0}
+        steps += [("embedding, gathering", end | backward | gathering), ("embedding, backward", end | backward)]
     steps.append(("last unit, reduction", reduction))
     if x.zero3 and not turn.last and turn.forward_follows:
         start: Live = {"end_gradient": 0, "new_shard": 0, "reducing": 0}

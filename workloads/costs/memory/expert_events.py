@@ -49,11 +49,12 @@ def experts_reduced(x: Shared, part: Part, turn: Turn, place: Place, layer: Live
         before["gradients"] += turn.finished(x, part.head, 0) if is_reduced else 0
         accumulated = x.unsharded and turn.prior > 0
         if turn.second_half and turn.reduces and x.expert_shards > 1 and not accumulated:
-            # The gradients are cast, those of the first products at once. The flat copy of the previously reduced unit,
-            # the head if there is one, still exists.
+            # The gradients are cast, weight by weight, and the last one is freed only then. The flat copy of the
+            # previously reduced unit, the head if there is one, still exists.
+            casts = x.c * size.experts + x.r * size.experts_up, x.r * size.experts + x.c * size.experts_down
             changes: Live = {
                 "weights": weights if x.zero3 else part.whole,
-                "reducing": x.c * size.experts + (0 if x.c == x.r else x.r * size.experts_up),
+                "reducing": x.c * size.experts if x.c == x.r else max(casts),
                 "flat": 0 if x.unsharded else x.r * part.head or turn.pending(x, part),
             }
             steps.append((f"{place.name}'s experts, casts", before | changes))

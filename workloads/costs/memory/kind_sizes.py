@@ -12,10 +12,9 @@ from workloads.costs.memory.expert_activations import (
 from workloads.costs.memory.kind_layer import KindLayer, bytes_of, deferred_of, freed_before_experts, parts_of
 from workloads.costs.memory.mixer_working import (
     ending_of,
-    exchanging_first,
     exchanging_heads,
     mixer_working,
-    recurrence_first,
+    mixing_first,
     recurrence_working,
 )
 from workloads.costs.memory.mlp_working import dense_working, first_half_after_experts, first_half_of, forward_of
@@ -49,8 +48,8 @@ class KindBytes(NamedTuple):
     """Needed in addition to ``saved`` while the experts' gradients are reduced."""
     first_half: int
     """Extra working bytes in the input-gradient pass of a split backward."""
-    recurring: int
-    """Working bytes in that pass while a recurrence runs, or exchanges heads for tokens; 0 for other layers."""
+    mixing_first: int
+    """As ``mixing``, in that pass."""
     offloaded: int
     """Held on the host until the layer's backward begins."""
     offloaded_input: int
@@ -114,10 +113,8 @@ def kind_bytes(
     mixing = -saved
     if kind.mixer is not None and not one.compiled_again:
         mixing = mixer_working(one, stream, min(saved, total)) + exchanging_heads(one)
-    recurring = 0
     if isinstance(kind.mixer, GatedDeltaRule | KimiDelta | Mamba2):
         mixing = max(mixing, recurrence_working(one, kind.mixer, stream, min(saved, total)))
-        recurring = recurrence_first(one, kind.mixer, stream, min(saved, total))
     if kind.ahead:  # gradients that the head has made of other hidden states
         working += s.own(s.hidden) * e.model.mtp_modules
         mixing += s.own(s.hidden) * e.model.mtp_modules
@@ -127,14 +124,14 @@ def kind_bytes(
     offloaded = one.offloaded
     of_host = saved - sum(parts_of(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
-    recurring = max(recurring, exchanging_first(one, min(saved, total)))
+    in_first_mixer = -saved if one.compiled_again else mixing_first(one, stream, min(saved, total))
     first_half, ending = max(0, in_first_half - working), ending_of(one, stream, min(saved, total))
     forward, deferred = forward_of(one), deferred_of(one)
     arriving = 0 if x is None else x.rows + stream - freed_before_experts(one)
     if one.recompute == "full":
         arriving = 0  # all else is made again by then
     return KindBytes(
-        saved, working, mixing, ending, forward, arriving, deferred, reducing, first_half, recurring, of_host, of_input
+        saved, working, mixing, ending, forward, arriving, deferred, reducing, first_half, in_first_mixer, of_host, of_input
     )
 
 

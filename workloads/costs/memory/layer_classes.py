@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from operator import attrgetter
 from typing import NamedTuple
 
-from workloads.costs.memory.kind_sizes import KindBytes, kind_bytes
+from workloads.costs.memory.kind_sizes import kind_bytes
 from workloads.costs.shape import fp8
 from workloads.costs.shape.params import COMPUTE_BYTES, layer_counts, local_params
 from workloads.costs.shape.partition import StageParams
@@ -49,6 +49,8 @@ class LayerSizes(NamedTuple):
     and neither is its output normed nor are gradients cast to fp8."""
     first_half: int
     """Extra working bytes in the input-gradient pass, in addition to ``working``."""
+    mixing_first: int
+    """As ``mixing``, in the input-gradient pass."""
     block: int
     """Elements of the block, without routed experts, which are units of their own."""
     down: int
@@ -191,9 +193,8 @@ def _sizes_of_kinds(
         saved = kept = kind_bytes(e, kind, c, recomputed=True, w=w, w_experts=w_experts, experts_add=experts_add)
         if e.recompute != "none":
             kept = kind_bytes(e, kind, c, recomputed=False, w=w, w_experts=w_experts, experts_add=experts_add)
-        (working, mixing, first_half), (working_kept, mixing_kept, _) = (
-            _passes(one, (c if w is None else w) * rest, splits=splits) for one in (saved, kept)
-        )
+        of_weights = (c if w is None else w) * rest
+        mixing, mixing_kept = (max(one.mixing, of_weights + one.ending) for one in (saved, kept))
         held = [one for one in kind.weights(e.model.hidden_size) if one.held == "experts"]
         of_experts = {one.name: one.parameters // (e.ep * e.etp) for one in held}
         name = kind.label if e.model.layers is not None else "layer with experts" if experts else "layer"
@@ -202,8 +203,8 @@ def _sizes_of_kinds(
                 name=name,
                 saved=saved.saved - saved.offloaded,
                 kept=kept.saved - kept.offloaded,
-                working=working,
-                working_kept=working_kept,
+                working=saved.working,
+                working_kept=kept.working,
                 mixing=mixing,
                 mixing_kept=mixing_kept,
                 forward=saved.forward,
@@ -212,7 +213,8 @@ def _sizes_of_kinds(
                 arriving_kept=kept.arriving,
                 deferred=saved.deferred if splits else 0,
                 holds_gradient=e.tp == 1 and not fp8.keeps_low(e) and _ends_with_product(kind),
-                first_half=first_half,
+                first_half=saved.first_half if splits else 0,
+                mixing_first=saved.mixing_first if splits else 0,
                 block=rest,
                 down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
                 experts=experts,
@@ -225,13 +227,6 @@ def _sizes_of_kinds(
             )
         )
     return tuple(sizes)
-
-
-def _passes(one: KindBytes, of_weights: int, *, splits: bool) -> tuple[int, int, int]:
-    """`LayerSizes.working`, `LayerSizes.mixing` and `LayerSizes.first_half`. ``of_weights``: bytes of the gradients of
-    the block's weights."""
-    mixing = max(one.mixing, of_weights + one.ending)
-    return one.working, mixing, max(one.first_half, max(mixing, one.recurring) - one.working) if splits else 0
 
 
 def _ends_with_product(kind: Layer) -> bool:

@@ -27,6 +27,7 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
             steps += experts_gathered(x, part, turn, layer)
         steps.append((f"{place.name}, backward", layer))
         if turn.first_half:
+            steps += _mixer_first(x, part, place, layer)
             continue
         if place.size.experts:
             steps += experts_reduced(x, part, turn, place, layer)
@@ -86,6 +87,20 @@ def _mixer(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list
     return [(f"{place.name}, mixer's backward", changes)]
 
 
+def _mixer_first(x: Shared, part: Part, place: Place, layer: Live) -> list[Step]:
+    """As `_mixer`, in an input-gradient pass. A layer without an MLP passes the received gradient on."""
+    mixing = x.sizes[place.kind].mixing_first
+    received = layer["received"] if place.size.working == 0 else part.received(x, first_half=True)
+    if mixing + received <= layer["working"] + layer["received"]:
+        return []
+    changes: Live = {
+        "working": max(0, mixing),
+        "saved": layer["saved"] + min(0, mixing),
+        "received": received,
+    }
+    return [(f"{place.name}, mixer's backward", changes)]
+
+
 def _prior(x: Shared, part: Part, turn: Turn) -> int:
     """Bytes of gradients in the last layer's backward. In the last backward the head's sum of gradients has been
     reduced by then."""
@@ -104,8 +119,8 @@ def _reduction(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> 
     its backward. It exceeds all other steps in the first layer where layers save less than their gradients take.
 
     The layer's saved tensors are free. With several shards FSDP frees the layer's gradients once the flat copy exists,
-    except the last one, of the down weight, and only then creates the new shard. In a split backward the gradients have
-    r bytes per element by then.
+    except the last one, of the down weight, and only then creates the new shard. In a weight-gradient pass the gradients
+    have r bytes per element by then.
     """
     size, resharded = place.size, x.zero3 or turn.last
     freed = place.own + (0 if place.done else part.last_stays) + (0 if place.earlier is not None else part.input_stays)
@@ -117,8 +132,8 @@ def _reduction(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> 
         "fetched": sum(part.offloaded[place.done + 1 : place.done + 2]),
         "weights": layer["weights"] - (x.b * size.block + x.b_experts * size.experts if resharded else 0),
         "gradients": layer["gradients"] + of_experts,
-        "received": part.received(x, first_half=False),
-        "stream": x.stream,
+        "received": 0 if turn.second_half else part.received(x, first_half=False),
+        "stream": 0 if turn.second_half else x.stream,
     }
     return [(f"{place.name}, reduction", one) for one in _reduced_block(x, turn, place, changes)]
 
@@ -144,7 +159,7 @@ def _reduced_block(x: Shared, turn: Turn, place: Place, changes: Live) -> list[L
     if x.unsharded:
         changes["new_shard"] = x.made_of_sums(block, x.shards) if x.adds else 0
         return [changes]
-    each = x.r if x.splits else x.c
+    each = x.r if turn.second_half else x.c
     changes["reducing"] = each * block
     new_shard = 0 if x.adds else (x.g + x.cast) * block // x.shards
     return [changes, {"reducing": each * down, "new_shard": new_shard}]

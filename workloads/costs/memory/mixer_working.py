@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workloads.costs.memory.key_exchanges import exchanging_keys
 from workloads.costs.memory.kind_layer import KindLayer, bytes_of, deferred_of
+from workloads.costs.memory.kind_tensors import Tensor
 from workloads.costs.memory.recurrent_segments import segments_working
 from workloads.spec.layer_kinds.attention import Attention, LatentAttention
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -11,21 +12,36 @@ from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamb
 from workloads.spec.recurrent_kernels import Batch, Kernels
 from workloads.spec.recurrent_kernels import working as working_of
 
+ROW_BLOCK = 1 << 20
+"""Elements that torch operations work on at a time (``BLOCK_ELEMENTS`` of `workloads.engine.ops.backend`)."""
+_WIDE = 4
+"""Bytes of a number in fp32."""
+
 
 def mixer_working(one: KindLayer, stream: int, saved: int) -> int:
     """Bytes in addition to ``saved`` while a mixer's backward runs: all its tensors, saved or recomputed, exist with
     the gradients of its activations and of the stream, of the output projection and of the MLP before it, other than of
     routed experts. 0 for grouped-query attention before a dense MLP: its gradients are smaller than the tensors that
     the MLP has freed by then."""
-    kind, s, t, mixer = one.kind, one.s, one.t, one.kind.mixer
+    kind, mixer = one.kind, one.kind.mixer
     if mixer is None or (isinstance(mixer, Attention) and mixer.gate == "none" and isinstance(kind.mlp, DenseMLP)):
         return 0
-    there = bytes_of(t.entry[:3] if kind.mlp is not None else t.entry) + bytes_of(t.mixer) + stream
+    return _all_of_mixer(one, stream) - saved
+
+
+def _all_of_mixer(one: KindLayer, stream: int) -> int:
+    """Bytes of a mixer's tensors and gradients while its backward runs, of the gradient of the stream, and of weights'
+    gradients until then."""
+    kind, s, t, mixer = one.kind, one.s, one.t, one.kind.mixer
+    assert mixer is not None
+    there = bytes_of(_before_mixer(one)) + bytes_of(t.mixer) + stream
     there += sum(tensor.bytes for tensor in t.mixer if tensor.gradient)
     if not isinstance(kind.mlp, DenseMLP) and "norm" in one.named:  # the normed input is made again later
         there -= s.own(s.hidden)
     if isinstance(mixer, Attention):
         there += exchanging_keys(mixer, s)
+        if mixer.value_scale != 1.0:  # copies of the output and of its gradient, scaled
+            there += 2 * s.split(mixer.heads * mixer.value_dim)
     if isinstance(mixer, LatentAttention):  # keys are whole then, and latents have no gradients yet
         there += s.split(mixer.heads * mixer.rope_dim) - t.mixer[0].bytes
     weights = [weight for weight in mixer.weights(s.hidden) if weight.name in ("o", "out")]
@@ -39,7 +55,14 @@ def mixer_working(one: KindLayer, stream: int, saved: int) -> int:
         if "norm" in one.named:
             norms = [tensor for tensor in t.all() if tensor.dropped_by == "norm"]
             there -= bytes_of(norms) - stream
-    return there - saved
+    return there
+
+
+def _before_mixer(one: KindLayer) -> list[Tensor]:
+    """Tensors of the layer's entry that exist until the mixer's backward is done."""
+    names = [tensor.name for tensor in one.t.entry]
+    count = names.index("residual") if "residual" in names else len(names)
+    return [tensor for tensor in one.t.entry[:count] if "of outputs" not in tensor.name]
 
 
 def ending_of(one: KindLayer, stream: int, saved: int) -> int:
@@ -71,21 +94,40 @@ def exchanging_first(one: KindLayer, saved: int) -> int:
     if exchanging_heads(one) == 0:
         return 0
     gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
-    entry = one.t.entry[:3] if one.kind.mlp is not None else one.t.entry
-    there = deferred_of(one) + 2 * gradients + bytes_of(tensor for tensor in entry if not tensor.feeds)
+    there = deferred_of(one) + 2 * gradients + bytes_of(tensor for tensor in _before_mixer(one) if not tensor.feeds)
     return max(0, there - saved)
 
 
-def recurrence_first(one: KindLayer, mixer: Kernels, stream: int, saved: int) -> int:
-    """As `recurrence_working`, in the input-gradient pass of a split backward: beside it wait the operands of the MLP's
-    weight gradients, and of the output projection's the input, whose gradient exists then."""
-    entry = [tensor for tensor in one.t.entry if tensor.name.startswith("mixer: ")]
-    inputs = bytes_of(tensor for tensor in (*entry, *one.t.mixer) if tensor.feeds)
+def mixing_first(one: KindLayer, stream: int, saved: int) -> int:
+    """As `mixer_working`, in the input-gradient pass of a split backward, in which no weight has a gradient: beside the
+    mixer waits what the weight-gradient pass needs of the MLP and, with tp > 1, of the output projection. ``saved`` as
+    there."""
+    one, mixer = one._replace(w=0), one.kind.mixer
+    if mixer is None:
+        return -saved
+    inputs = bytes_of(tensor for tensor in (*_before_mixer(one), *one.t.mixer) if tensor.feeds)
     gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient and not tensor.feeds)
     of_stream = 0 if one.s.tp > 1 else one.s.own(one.s.hidden)  # the gradient of the output projection's output
-    of_mlp = deferred_of(one) - inputs - gradients - of_stream
-    output = one.t.mixer[-1].bytes
-    return recurrence_working(one, mixer, stream, saved) + max(0, of_mlp) + output
+    waits = max(0, deferred_of(one) - inputs - gradients - of_stream)
+    if isinstance(mixer, GatedDeltaRule | KimiDelta | Mamba2):
+        of_output = one.t.mixer[-1].bytes
+        there = waits + of_output + recurrence_working(one, mixer, stream, saved)
+        return max(there, exchanging_first(one, saved))
+    there = waits + _all_of_mixer(one, stream) - saved
+    if isinstance(mixer, Attention) and mixer.norm == "all_heads" and one.s.tp > 1:
+        there = max(there, waits + _norm_of_all_heads(one, mixer, stream) - saved)
+    return there
+
+
+def _norm_of_all_heads(one: KindLayer, mixer: Attention, stream: int) -> int:
+    """Bytes while the backward of a norm over all heads runs, which tensor-parallel ranks compute in torch operations:
+    its inputs, gradients of its outputs and of its inputs, and of a block of rows five numbers in fp32 for each
+    query."""
+    s, columns = one.s, mixer.heads * mixer.head_dim
+    there = bytes_of(_before_mixer(one)) + stream + one.t.mixer[-1].bytes + s.split(columns)
+    there += sum(2 * tensor.bytes for tensor in one.t.mixer if tensor.name == "projected")
+    rows = min(s.tokens, max(1, ROW_BLOCK // (columns // s.tp)))
+    return there + 5 * max(s.c, _WIDE) * rows * columns // s.tp
 
 
 def recurrence_working(one: KindLayer, mixer: Kernels, stream: int, saved: int) -> int:

@@ -47,13 +47,14 @@ def first_half_of(one: KindLayer, stream: int) -> int:
     s, mlp = one.s, one.kind.mlp
     if not isinstance(mlp, DenseMLP):
         return 0
+    normed_output = one.kind.norms > 2 or one.kind.outputs_normed  # whose backward is done by then
+    freed = s.own(s.hidden) + s.statistics() if normed_output else 0
     if fp8.is_low(one.e):
-        normed_output = one.kind.norms > 2 or one.kind.outputs_normed  # whose backward is done by then
-        freed = s.own(s.hidden) + s.statistics() if normed_output else 0
         return _fp8_working(one, mlp, stream, first_half=True) - freed
     normed = s.own(s.hidden) if "norm" in one.named and one.recompute != "full" else 0
     of_input = 2 * one.gathered + s.own(s.hidden) + normed if s.tp > 1 else 0
-    return stream + one.gathered + max(one.t.mlp[0].bytes + one.t.mlp[1].bytes, of_input)
+    freed = freed if s.tp > 1 else 0  # with one rank the gradient of the norm's input takes its place
+    return stream + one.gathered + max(one.t.mlp[0].bytes + one.t.mlp[1].bytes, of_input) - freed
 
 
 def first_half_after_experts(one: KindLayer, mlp: RoutedMLP, x: ExpertTensors) -> int:

@@ -14,7 +14,7 @@ from workloads.costs.memory.layer_classes import LayerClass, LayerSizes, Place, 
 from workloads.costs.shape.fp8 import gathered_bytes
 from workloads.costs.shape.params import COMPUTE_BYTES, local_params
 from workloads.costs.shape.partition import StageParams
-from workloads.costs.shape.schedule import INTERLEAVED, SPLIT_BACKWARD
+from workloads.costs.shape.schedule import SPLIT_BACKWARD
 from workloads.costs.shape.updates import shard_numbers, temporary_bytes
 from workloads.costs.shape.weight_sums import experts_add
 from workloads.spec.activations.offload import last_layer_stays
@@ -103,8 +103,6 @@ class Shared(NamedTuple):
     """Whether weights are gathered for each unit, and freed after it."""
     splits: bool
     """Whether the schedule has split backwards."""
-    interleaved: bool
-    """Whether the schedule is an interleaved one."""
     chunks: int
     """Number of chunks of a rank."""
     last_stays: bool
@@ -162,7 +160,6 @@ class Shared(NamedTuple):
             zero01=e.zero_stage <= 1,
             zero3=e.zero_stage == 3,
             splits=e.pp_schedule in SPLIT_BACKWARD,
-            interleaved=e.pp_schedule in INTERLEAVED,
             chunks=e.virtual_stages,
             last_stays=last_layer_stays(e.pp_schedule),
             head_in_backward=e.pp_schedule == "gpipe",

@@ -35,11 +35,15 @@ class Turn(NamedTuple):
     second_half: bool = False
     """Whether this is a weight-gradient pass: the head, whose gradient exists, stays gathered until its reduction at
     the end."""
+    flat: int | None = None
+    """What `pending` is in a rank with several chunks; None in others."""
 
     def pending(self, x: Shared, part: Part) -> int:
         """Bytes of FSDP's flat reduce-scatter buffer of the previous micro-batch's last unit, freed by the next
         reduction. Of split backwards in a rank's only chunk that unit is a block, or an end before the first
         weight-gradient pass."""
+        if self.flat is not None:
+            return self.flat
         if not self.prior or x.unsharded:
             return 0
         if x.splits and x.chunks == 1:

@@ -281,22 +281,30 @@ def held_by_rank(
 
 
 class ChunkState(IntEnum):
-    """Progress of one chunk of a rank in its step. It only increases."""
+    """Progress of one chunk of a rank in its step. It only increases, except among the states of `SUMMED`."""
 
     UNTOUCHED = 0
     GATHERED = 1
     """A forward has run."""
     ENDS_REDUCED = 2
     """The first I has run: the embedding and the head have their gradients."""
-    ALL_REDUCED = 3
-    """A whole backward has run."""
-    DONE = 4
+    AFTER_B = 3
+    """All gradients exist, and the last backward was a whole one."""
+    AFTER_W = 4
+    """All gradients exist, and the last backward was a W."""
+    AFTER_I = 5
+    """All gradients exist, and the last backward was an I."""
+    DONE = 6
     """All backwards have run."""
 
 
+SUMMED = ChunkState.AFTER_B, ChunkState.AFTER_W, ChunkState.AFTER_I
+"""States in which all gradients of a chunk exist, and more are added. They differ in the unit that was reduced last."""
+_AFTER = {"B": ChunkState.AFTER_B, "W": ChunkState.AFTER_W, "I": ChunkState.AFTER_I}
+
+
 class Backwards(NamedTuple):
-    """Moments of a rank when backwards of one of its chunks start, or their I and W (in the last chunk, which may have
-    the head, also forwards)."""
+    """Moments of a rank when backwards of one of its chunks start, or their I and W, or when forwards end."""
 
     kind: Kind
     last: bool
@@ -305,8 +313,16 @@ class Backwards(NamedTuple):
     """Whether another forward of the rank comes later."""
     chunks: tuple[ChunkState, ...]
     """Progress of each chunk."""
+    ahead: tuple[bool, ...]
+    """Of each chunk, whether its last B or I (of this chunk: this one) came after more than one forward in FSDP's
+    order, which takes the latest forward of the chunk without a backward for that of a backward, and no forward has
+    run since. Then FSDP gathers the last unit of the forward before ahead."""
     held: tuple[Held, ...]
     """Maximal states: no other of these moments has more of everything."""
+
+
+_Moment = tuple[Kind, bool, bool, tuple[ChunkState, ...], tuple[bool, ...]]
+"""Fields of `Backwards` without what is held."""
 
 
 @lru_cache(maxsize=4096)
@@ -324,24 +340,32 @@ def held_by_chunk(
     last_of_chunk = {action.chunk: place for place, action in enumerate(actions) if action.kind in ("B", "W")}
     now, for_weights = [0] * virtual_stages, [0] * virtual_stages
     chunks = [ChunkState.UNTOUCHED] * virtual_stages
-    moments: list[dict[tuple[Kind, bool, bool, tuple[ChunkState, ...]], dict[Held, None]]] = [{} for _ in chunks]
+    ahead, forwards = [False] * virtual_stages, [0] * virtual_stages
+    unused: list[list[int]] = [[] for _ in chunks]
+    """Numbers of the forwards of each chunk that no backward has taken for its own."""
+    moments: list[dict[_Moment, dict[Held, None]]] = [{} for _ in chunks]
     for place, action in enumerate(actions):
         chunk, last = action.chunk, place == last_of_chunk[action.chunk]
         if action.kind == "F":
             now[chunk] += 1
             chunks[chunk] = max(chunks[chunk], ChunkState.GATHERED)
-        if action.kind != "F" or chunk == virtual_stages - 1:
-            of = action.kind, last, place < last_forward, tuple(chunks)
-            moments[chunk].setdefault(of, {})[Held(tuple(now), tuple(for_weights))] = None
+            unused[chunk].append(forwards[chunk])
+            forwards[chunk] += 1
+            ahead[chunk] = False
+        elif action.kind != "W":
+            ahead[chunk] = unused[chunk].pop() > 0
+        of = action.kind, last, place < last_forward, tuple(chunks), tuple(ahead)
+        moments[chunk].setdefault(of, {})[Held(tuple(now), tuple(for_weights))] = None
         if action.kind in ("B", "I"):
             now[chunk] -= 1
         if action.kind in ("I", "W"):
             for_weights[chunk] += 1 if action.kind == "I" else -1
-        if action.kind != "F":
-            reduced = (
-                ChunkState.ENDS_REDUCED if action.kind == "I" else ChunkState.DONE if last else ChunkState.ALL_REDUCED
-            )
-            chunks[chunk] = max(chunks[chunk], reduced)
+        if last:
+            chunks[chunk] = ChunkState.DONE
+        elif action.kind == "I" and chunks[chunk] not in SUMMED:
+            chunks[chunk] = ChunkState.ENDS_REDUCED
+        elif action.kind != "F":
+            chunks[chunk] = _AFTER[action.kind]
     return tuple(tuple(Backwards(*of, _most(tuple(states))) for of, states in of_chunk.items()) for of_chunk in moments)
 
 

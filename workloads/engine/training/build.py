@@ -144,6 +144,8 @@ def assemble(
 ) -> Engine:
     """Make the engine from chunks that are already built; see `build`."""
     clock = Clock(groups.device)
+    for chunk in chunks[1:]:
+        chunk.share_tables(chunks[0])
     peers = open_peer_memory(experiment, groups.axes["tp"], groups.device)
     if peers is not None and peers.is_open:
         for chunk in chunks:
