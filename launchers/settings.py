@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.contract.probe_figures import ProbeKind
-from workloads.contract.protocol import MeasureSpec, Method
+from workloads.contract.protocol import Method
 from workloads.spec.checks import build, flag, mapping, number, whole_number
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep

@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from workloads.contract.protocol import MeasureSpec, RankResult
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import RankResult
 
 
 def step_times(results: Mapping[int, RankResult]) -> dict[int, float]:

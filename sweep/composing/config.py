@@ -13,7 +13,7 @@ from sweep.composing.conffiles import BuiltFile, ConfFolders
 from sweep.composing.overrides import CHOSEN_GROUPS, Overrides, cluster_changes, parse_overrides, sort_overrides
 from sweep.composing.search_settings import Settings, settings_from
 from sweep.grids.grid import GridSpec, grid_from_dict
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.spec import checks
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.errors import InvalidSweep

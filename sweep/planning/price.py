@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from results.text.numbers import name_routing
 from sweep.composing.config import PlanOptions
 from sweep.grids.step_time import StepTime
-from workloads.contract.protocol import MeasureSpec, Method, Task
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import Method, Task
 from workloads.contract.stages import rehearsed_ranks, shortened, stage_key
 from workloads.spec.cluster import ClusterSpec
 from workloads.spec.documents.lengths import without_path

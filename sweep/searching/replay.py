@@ -15,7 +15,7 @@ from sweep.composing.search_settings import Settings
 from sweep.searching.recorded import RecordedSpace
 from sweep.searching.session import Session
 from sweep.searching.space import Floats, Outcome
-from workloads.contract.protocol import SLOW_STEPS, WARM_STEPS, MeasureSpec
+from workloads.contract.measure_spec import SLOW_STEPS, WARM_STEPS, MeasureSpec
 
 START_S, STEPS = 60.0, MeasureSpec().steps_of(None)
 """Cost of a run: seconds until its first step, and number of steps."""

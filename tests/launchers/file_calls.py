@@ -22,7 +22,8 @@ from launchers.state import pilot_state
 from launchers.state.pilot_config import PilotConfig, pilot_config_to_dict, pilot_environment
 from launchers.state.sweep_dir import Point, SweepDir, entry_names
 from tests.launchers.scripted import points, settings
-from workloads.contract.protocol import MeasureSpec, write_json
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import write_json
 
 RANKS = (2, 8, 32)
 POINTS = 20

@@ -18,7 +18,8 @@ from launchers.state.sweep_dir import Point
 from tests.launchers.processes import rank_pids
 from workloads.contract import protocol
 from workloads.contract.beats import Beat
-from workloads.contract.protocol import MeasureSpec, RankError, RankResult, StepRecord
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import RankError, RankResult, StepRecord
 from workloads.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from workloads.spec.experiment import Experiment
 from workloads.spec.model_spec import ModelSpec

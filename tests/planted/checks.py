@@ -46,7 +46,7 @@ from tests.planted.plant import Fault, planted, with_fault
 from tests.pool import Pool
 from tests.workloads.engine import parity
 from tests.workloads.engine.parity import experiment, experts, model
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.collectives.parameters import local_shard
 from workloads.engine.layers.transformer import routers

@@ -132,7 +132,7 @@ def script_of(task: Any) -> Script:
 
 def recorded_script(step_time_s: float | None, measure: Any) -> Script:
     """Script with equal step times; a slow run ends early, as in `workloads.measuring.step.measure`."""
-    from workloads.contract.protocol import WARM_STEPS
+    from workloads.contract.measure_spec import WARM_STEPS
 
     if step_time_s is None:
         return Script("oom", 2, 2, STEP_S, STEP_S, beats=True)

@@ -17,7 +17,8 @@ import torch
 
 from tests.pool import fork_server
 from workloads.contract import protocol
-from workloads.contract.protocol import MeasureSpec, Phase, Task
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import Phase, Task
 from workloads.costs.shape.params import COMPUTE_BYTES, MASTER_BYTES
 from workloads.engine.collectives import groups
 from workloads.engine.training.data_parallel import compute_dtype

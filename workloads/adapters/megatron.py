@@ -43,7 +43,8 @@ from workloads.adapters.megatron_graph import StepGraph, is_graphed, require_war
 from workloads.adapters.megatron_weights import fill
 from workloads.adapters.mixtures.megatron_kinds import mark_parameters, position_options
 from workloads.adapters.steps import Ended, measure_steps
-from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import Breakdown
 from workloads.costs.traffic.sent import Traffic
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import step_batches

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.spec.errors import UnsupportedByEngine
 from workloads.spec.experiment import Experiment
 

@@ -17,7 +17,8 @@ from typing import Protocol
 import torch
 
 from workloads.adapters.ultrasweep import Ultrasweep
-from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import Breakdown
 from workloads.costs.traffic.sent import Traffic
 from workloads.measuring.step import BeforeStep, Measurements
 from workloads.rules.engine_support import refused

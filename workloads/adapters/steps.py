@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workloads.contract.protocol import MeasureSpec, StepRecord
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import StepRecord
 from workloads.engine.training.clock import Clock
 from workloads.measuring.step import BeforeStep, Diverged, Measurements, garbage_collector_off
 

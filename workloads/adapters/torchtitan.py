@@ -35,7 +35,8 @@ from torchtitan.train import Trainer
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.adapters.torchtitan_config import FLOAT8, NAME, job_config
 from workloads.adapters.torchtitan_models import fill, train_spec
-from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import Breakdown
 from workloads.costs.traffic.sent import Traffic
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import step_batches

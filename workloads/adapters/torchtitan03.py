@@ -30,7 +30,8 @@ from workloads.adapters.graph_memory import GraphMemory
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.adapters.torchtitan03_config import has_cuda_graphs, trainer_config
 from workloads.adapters.torchtitan03_models import fill
-from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import Breakdown
 from workloads.costs.traffic.sent import Traffic
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import step_batches

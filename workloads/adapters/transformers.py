@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 from workloads.adapters.mixtures.transformers_balance import Balance
 from workloads.adapters.steps import Ended, measure_steps
 from workloads.adapters.transformers_kernels import choose
-from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import Breakdown
 from workloads.costs.traffic.sent import Traffic
 from workloads.engine.training.clock import Clock
 from workloads.engine.training.data import step_batches

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from workloads.contract.protocol import Breakdown, MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import Breakdown
 from workloads.costs.traffic.sent import Traffic
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.observing.traffic import TrafficCounter, axes_of

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from results.shared_filesystem.whole_files import whole_file
-from workloads.contract.protocol import PROFILED_STEPS, Breakdown, trace_path
+from workloads.contract.measure_spec import PROFILED_STEPS
+from workloads.contract.protocol import Breakdown, trace_path
 from workloads.engine.collectives.groups import Groups
 from workloads.engine.observing.breakdown import break_down
 from workloads.engine.observing.trace import read_step

@@ -37,7 +37,8 @@ from torch import Tensor
 from torch.profiler import record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workloads.contract.protocol import WARM_STEPS, MeasureSpec, MemoryAtPeak, RoutingRecord, StepRecord
+from workloads.contract.measure_spec import WARM_STEPS, MeasureSpec
+from workloads.contract.protocol import MemoryAtPeak, RoutingRecord, StepRecord
 from workloads.engine.observing.breakdown import OPTIMIZER_RANGE, STEP_RANGE
 from workloads.engine.observing.memory import MemoryProbe
 from workloads.engine.training import loss_scale

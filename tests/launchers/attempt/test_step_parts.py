@@ -17,7 +17,8 @@ from tests.launchers.scripted import cluster
 from tests.results.helpers import attempt as stored
 from tests.workloads.costs.shapes import TINY
 from workloads.contract import protocol
-from workloads.contract.protocol import AxisTime, Breakdown, MeasureSpec, Method, RankResult, Task
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import AxisTime, Breakdown, Method, RankResult, Task
 from workloads.costs.traffic.sent import Traffic, step_traffic
 from workloads.spec.experiment import Experiment
 

@@ -17,7 +17,7 @@ from tests.sampling import sampled
 from tests.workloads.adapters.cuda_stand_in import cuda_on_cpu
 from tests.workloads.test_worker import MODEL
 from workloads.adapters.seam import engine_of
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.costs.shape.partition import experiment_layers
 from workloads.measuring.processes import on_ranks
 from workloads.rules.engine_support import refused

@@ -21,7 +21,7 @@ from workloads.adapters import megatron_graph
 from workloads.adapters.forced_routing import forced_routing
 from workloads.adapters.megatron_graph import is_graphed, require_warm_up
 from workloads.adapters.seam import set_environment
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.engine.layers.routing import forced_choice
 from workloads.measuring.processes import on_ranks
 from workloads.rules.engine_support import refused

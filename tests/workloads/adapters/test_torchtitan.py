@@ -15,7 +15,8 @@ from tests.sampling import sampled
 from tests.workloads.adapters.conftest import TORCHTITAN_02
 from tests.workloads.test_worker import MODEL, run
 from workloads.contract import protocol
-from workloads.contract.protocol import MeasureSpec, StepRecord
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import StepRecord
 from workloads.rules.engine_support import refused
 from workloads.spec.experiment import Experiment
 

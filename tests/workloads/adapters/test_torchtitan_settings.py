@@ -16,7 +16,7 @@ from tests.sampling import sampled
 from tests.workloads.adapters.test_torchtitan import FOUR, QWEN, WIDE_HEADS
 from tests.workloads.adapters.test_torchtitan import pytestmark as pytestmark
 from workloads.adapters.ultrasweep import Ultrasweep
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.engine.collectives.parameters import initial_part
 from workloads.measuring.processes import on_ranks
 from workloads.spec import weights

@@ -16,7 +16,7 @@ from tests.sampling import sampled
 from tests.workloads.engine.test_published_modules import COMMON, CONFIGS
 from tests.workloads.test_worker import MODEL
 from workloads.adapters.seam import engine_of
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.measuring.processes import on_ranks
 from workloads.rules.engine_support import refused
 from workloads.spec.config_json.expressible import model_spec

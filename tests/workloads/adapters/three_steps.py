@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from workloads.adapters.seam import engine_of, set_environment
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.measuring.processes import on_ranks
 from workloads.rules.engine_support import refused
 from workloads.spec.experiment import Experiment

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from workloads.contract.protocol import MeasureSpec, RankResult, StepRecord, Task, read_task, write_task
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import RankResult, StepRecord, Task, read_task, write_task
 from workloads.contract.stages import HOSTS_TOGETHER, RANKS_TOGETHER, assemble, rehearsed_ranks, shortened, stage_key
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.costs.shape.schedule import INTERLEAVED

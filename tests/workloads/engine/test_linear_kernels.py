@@ -19,7 +19,7 @@ from tests.pool import Pool
 from tests.sampling import sampled
 from tests.workloads.engine.kind_models import attention, gated_delta, kimi_delta, kind_model, layer, mamba
 from tests.workloads.engine.test_memory import alone, total
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.costs.memory.estimate import estimate_memory
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.kind_ops import fused_scan, linear_kernels

@@ -10,7 +10,8 @@ import torch
 
 from tests.pool import Pool, fork_server
 from tests.sampling import sampled
-from workloads.contract.protocol import MeasureSpec, MemoryAtPeak
+from workloads.contract.measure_spec import MeasureSpec
+from workloads.contract.protocol import MemoryAtPeak
 from workloads.contract.stages import shortened
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.observing.memory import StorageTracker

@@ -19,7 +19,7 @@ from tests.sampling import sampled
 from tests.workloads.engine.layouts import FEW_RANKS, ODD, OF_MESSAGES
 from tests.workloads.engine.parity import compiled_by, experiment, experts
 from tests.workloads.engine.traffic_checks import DEVICES_PER_NODE, Count, Counted, built, check
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.costs.traffic.sent import Traffic, step_traffic
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.observing.traffic import TrafficCounter, axes_of

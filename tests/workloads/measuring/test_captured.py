@@ -23,7 +23,7 @@ from tests.planted.plant import Fault, planted
 from tests.pool import Pool
 from tests.workloads.engine.parity import experts
 from tests.workloads.measuring.test_step import MODEL, engine
-from workloads.contract.protocol import EAGER_STEPS, MeasureSpec
+from workloads.contract.measure_spec import EAGER_STEPS, MeasureSpec
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.collectives.parameters import local_shard
 from workloads.engine.training import captured_step

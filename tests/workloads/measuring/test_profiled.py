@@ -17,7 +17,8 @@ from tests.workloads.engine.test_breakdown import two_steps
 from tests.workloads.measuring.test_step import engine
 from tests.workloads.test_worker import experiment, run
 from workloads.contract import protocol
-from workloads.contract.protocol import PROFILED_STEPS, Breakdown, MeasureSpec
+from workloads.contract.measure_spec import PROFILED_STEPS, MeasureSpec
+from workloads.contract.protocol import Breakdown
 from workloads.measuring import profiled
 
 Found = tuple[Breakdown | None, str | None]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.pool import Pool
-from workloads.contract import protocol
-from workloads.contract.protocol import MeasureSpec
+from workloads.contract import measure_spec
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.engine.collectives.groups import make_groups
 from workloads.engine.training.build import Engine, build, choose_attention
 from workloads.measuring import device_times, step
@@ -44,11 +44,11 @@ def timed(measured: Measurements) -> int:
 
 
 def counts(rank: int, short_step_s: float, *specs: MeasureSpec) -> list[int]:
-    before, protocol.SHORT_STEP_S = protocol.SHORT_STEP_S, short_step_s
+    before, measure_spec.SHORT_STEP_S = measure_spec.SHORT_STEP_S, short_step_s
     try:
         return [timed(measure(engine(rank), spec)) for spec in specs]
     finally:
-        protocol.SHORT_STEP_S = before
+        measure_spec.SHORT_STEP_S = before
 
 
 @pytest.mark.slow
@@ -59,11 +59,11 @@ def test_short_steps_are_timed_more_often(gloo_pool: Pool) -> None:
 
 
 def count_of_one(rank: int) -> int:
-    protocol.SHORT_STEP_S = 60.0 if rank == 0 else 0.0  # each rank would decide otherwise
+    measure_spec.SHORT_STEP_S = 60.0 if rank == 0 else 0.0  # each rank would decide otherwise
     try:
         return timed(measure(engine(rank, dp=2, zero_stage=1), MeasureSpec(warmup_steps=1)))
     finally:
-        protocol.SHORT_STEP_S = 1.0
+        measure_spec.SHORT_STEP_S = 1.0
 
 
 def test_all_ranks_time_as_many_steps_as_the_first(gloo_pool: Pool) -> None:

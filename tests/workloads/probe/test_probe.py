@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from tests.pool import Pool
 from tests.workloads.contract.test_stages import CLUSTER, MODEL, experiment
+from workloads.contract.measure_spec import MeasureSpec
 from workloads.contract.probe_figures import ON_CPU, ON_GPU, Figure
-from workloads.contract.protocol import MeasureSpec, Task
+from workloads.contract.protocol import Task
 from workloads.probe import device_rates, layers, network, run
 from workloads.probe.stopwatch import Stopwatch
 from workloads.rules.layout_rules import layout_violations
