@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sweep.advising.least_memory import smallest
 from sweep.advising.question import Question
 from sweep.advising.ranked import Family, Peak, Ranked, RankedLayout, family_of
 from sweep.advising.ranking import Ranking
@@ -93,6 +94,6 @@ class Rankings:
         return min(alike, key=lambda one: (node_host_bytes(one.experiment, node), one.time.cautious_s))
 
     def smallest(self, size: int) -> tuple[Experiment, Peak] | None:
-        """As `Ranking.smallest`."""
-        found = (one.smallest(size) for one in self.each)
+        """As `sweep.advising.least_memory.smallest`, over all combinations."""
+        found = (smallest(one.space, size, one.peak) for one in self.each)
         return min((one for one in found if one is not None), key=lambda one: one[1].peak_bytes, default=None)

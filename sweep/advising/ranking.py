@@ -374,29 +374,6 @@ class Ranking:
             return peak_stage(experiment, limit_bytes)
         return self.times.forecast.memory.peak(experiment)
 
-    def smallest(self, size: int) -> tuple[Experiment, Peak] | None:
-        """If nothing fits: the layout with the lowest memory, of those with the lowest bounds; None: there are no
-        layouts."""
-        of_size = np.flatnonzero(self.space.size == size)
-        floor = floor_of(self.space).piped[of_size]
-        best: tuple[Experiment, Peak] | None = None
-        for place in np.argsort(floor, axis=None)[:_ASKED_OF]:
-            row, kind = divmod(int(place), len(KINDS))
-            for group in self.space.groups:
-                if group.recompute != KINDS[kind] or group.every > 1 or is_v_shaped(group.schedule):
-                    continue
-                one = self.space.layout(int(of_size[row]), group)
-                if one is None or not self.space.meets(one) or violations(one, self.space.question.cluster):
-                    continue
-                memory = self.peak(one)
-                if memory is not None and (best is None or memory.peak_bytes < best[1].peak_bytes):
-                    best = one, memory
-        return best
-
 
 def _sorted(layouts: Iterable[RankedLayout]) -> list[RankedLayout]:
     return sorted(layouts, key=lambda one: (one.time.cautious_s, one.experiment.id))
-
-
-_ASKED_OF = 64
-"""Number of rows with the lowest bounds whose exact memory `Ranking.smallest` computes."""
