@@ -247,9 +247,10 @@ _LAYOUT = _rules(
     *OFFLOAD_CASES,
     (
         "fusion_zero",
-        "gradient_accumulation_fusion and zero_stage > 1",
-        "gradient_accumulation_fusion=true with zero_stage={zero_stage}: gradients are reduced with every micro-batch, "
-        "so no product has a sum to add to; use zero_stage=0 or 1, or gradient_accumulation_fusion=false",
+        "gradient_accumulation_fusion and zero_stage > 1 and dp_replicate > 1",
+        "gradient_accumulation_fusion=true with zero_stage={zero_stage} and dp_replicate={dp_replicate}: shards are "
+        "summed over replicas with the last micro-batch, and products write no sums for that; use dp_replicate=1, "
+        "zero_stage=0 or 1, or gradient_accumulation_fusion=false",
     ),
     (
         "compile_fusion",

@@ -43,6 +43,30 @@ CASES = [
     experiment(rounds=1, tp=2, cp=2, zero_stage=1, **FUSED),
 ]
 """Layouts whose products have a sum to add to: every way in which a weight gets its gradient."""
+SHARDED = [
+    *(experiment(dp=2, zero_stage=zero, rounds=3, qk_norm=True, **FUSED) for zero in (2, 3)),
+    *(experiment(dp=2, zero_stage=zero, rounds=2, tie=True, recompute="full", **FUSED) for zero in (2, 3)),
+    *(experiment(dp=2, zero_stage=zero, rounds=1, recompute="selective", **FUSED) for zero in (2, 3)),
+    experiment(dp=3, zero_stage=3, global_batch_size=12, micro_batch_size=2, **FUSED),
+    experiment(dp=2, tp=2, zero_stage=3, rounds=2, **FUSED),
+    experiment(cp=2, zero_stage=2, rounds=2, **FUSED),
+    *(experiment(dp=2, pp=2, pp_schedule=name, zero_stage=2, rounds=4, **FUSED) for name in ("gpipe", "1f1b")),
+    *(
+        experiment(pp=2, pp_schedule=schedule, virtual_stages=2, rounds=4, dp=2, zero_stage=zero, **FUSED)
+        for schedule, zero in (
+            ("interleaved_1f1b", 3),
+            ("interleaved_zero_bubble", 2),
+            ("interleaved_zero_bubble", 3),
+            ("zero_bubble_v", 3),
+            ("dualpipe_v", 2),
+        )
+    ),
+    *(experiment(moe=experts(), dp=dp, ep=2, zero_stage=zero, rounds=2, **FUSED) for dp in (2, 4) for zero in (2, 3)),
+    experiment(
+        moe=experts(), dp=4, ep=2, pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, zero_stage=2, rounds=4, **FUSED
+    ),
+]
+"""Layouts that reduce the sums of every micro-batch, and add shards."""
 
 
 WHOLE_EXPERTS = [
@@ -57,13 +81,13 @@ WHOLE_EXPERTS = [
     ),
 ]
 """Layouts with ZeRO 2 and 3 of which only the experts, one shard each, have sums to add to."""
-ALL = [*CASES, *WHOLE_EXPERTS]
+ALL = [*CASES, *SHARDED, *WHOLE_EXPERTS]
 
 
 def test_the_layouts_are_allowed_and_fused() -> None:
     for case in ALL:
         assert not layout_violations(case), case.id
-        assert case.gradient_accumulation_fusion == (case.zero_stage <= 1)
+        assert case.gradient_accumulation_fusion == (case not in WHOLE_EXPERTS)
     assert all(experts_add(case) for case in WHOLE_EXPERTS)
 
 

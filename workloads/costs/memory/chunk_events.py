@@ -73,9 +73,9 @@ def timelines_of_chunks(
     waits = handed > 0 and _input_feeds(e, experiment_chunks(e)[stage][-1])
     most, timelines = -1, []
     of_schedule = e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages
-    backwards = _highest_backwards(*of_schedule, units=not x.unsharded, ahead=ahead)
+    backwards = _highest_backwards(*of_schedule, units=not x.unsharded, ahead=ahead, latest=x.only_sums)
     for number, (chunk, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
-        for kind, last, forward_follows, at, gathered, held_at_start in of_chunk:
+        for kind, last, forward_follows, at, gathered, latest, held_at_start in of_chunk:
             activations = max(
                 sum(map(mul, held.activations, saved))
                 + sum(map(mul, held.for_weights, deferred))
@@ -87,6 +87,9 @@ def timelines_of_chunks(
             others = [one.holds[at[other]] for other, one in enumerate(chunks) if other != number]
             # In a weight-gradient pass the gradients of embedding and head are counted with those it creates.
             _, prior, flat = chunk.holds[at[number]]
+            if x.only_sums:  # one object reads the sums of all chunks
+                others = [(weights, gradients, 0) for weights, gradients, _ in others]
+                flat = _read_last(chunks, at, *latest)
             if kind == "W" and at[number] not in SUMMED:
                 prior = 0
             key = kind, last, forward_follows, gathered[number], prior, flat
@@ -118,13 +121,13 @@ def _twice(held: Held, *, waits: bool) -> int:
 
 def _gathered(chunks: list[Chunk], number: int, ahead: tuple[bool, ...], held: Held) -> int:
     """Bytes of what ZeRO 3 has gathered in chunks other than ``number``: heads, from a forward to its backward, and
-    blocks ahead. ``ahead``: as of `Backwards`."""
+    blocks ahead, other than a chunk's only unit. ``ahead``: as of `Backwards`."""
     total = 0
-    for other, one in enumerate(chunks):
-        if other != number and one.part.head:
-            total += one.x.c * one.part.head if ahead[other] or held.activations[other] > 0 else 0
-        elif other != number:
-            total += one.x.b * one.part.last_block if ahead[other] else 0
+    for other, (x, part) in enumerate((one.x, one.part) for one in chunks):
+        if other != number and part.head:
+            total += x.c * part.head if ahead[other] or held.activations[other] > 0 else 0
+        elif other != number and ahead[other] and (part.num_layers > 1 or part.has_embedding):
+            total += x.b * part.last_block
     return total
 
 
@@ -167,14 +170,7 @@ def _last_forward(x: Shared, part: Part) -> list[Step]:
 def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple[int, int, int]:
     """Bytes of gathered parameters, gradients and the flat copy of its last unit that a chunk in state ``at`` holds
     besides activations while another chunk runs."""
-    ends = x.vocabulary if chunk.has_head or chunk.has_embedding else 0
-    last_units = {
-        ChunkState.ENDS_REDUCED: ends,
-        ChunkState.AFTER_B: chunk.first,
-        ChunkState.AFTER_W: chunk.first_block,
-        ChunkState.AFTER_I: ends or chunk.first_block,
-    }
-    flat = 0 if x.unsharded else x.r * last_units.get(at, 0)
+    flat = 0 if x.unsharded else x.after(_last_unit(x, chunk, at))
     gathered = chunk.whole if not x.zero3 and ChunkState.GATHERED <= at < ChunkState.DONE else 0
     gradients = 0
     if at == ChunkState.DONE:
@@ -184,6 +180,28 @@ def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple
     elif at == ChunkState.ENDS_REDUCED:
         gradients = x.summed(chunk.ends, 0)
     return gathered, gradients, flat
+
+
+def _last_unit(x: Shared, chunk: Part, at: ChunkState) -> int:
+    """Elements of the unit that a chunk in state ``at`` has reduced last; 0 before the first and after the last one."""
+    ends = x.vocabulary if chunk.has_head or chunk.has_embedding else 0
+    units = {
+        ChunkState.ENDS_REDUCED: ends,
+        ChunkState.AFTER_B: chunk.first,
+        ChunkState.AFTER_W: chunk.first_block,
+        ChunkState.AFTER_I: ends or chunk.first_block,
+    }
+    return units.get(at, 0)
+
+
+def _read_last(chunks: list[Chunk], at: tuple[ChunkState, ...], chunk: int, again: bool) -> int:
+    """Bytes of the sums that the last reduction of a rank has read, and of the shard that it has added if it was not
+    the first of its unit (``again``)."""
+    if chunk < 0:
+        return 0
+    one = chunks[chunk]
+    x = one.x.of_second_sums() if again else one.x
+    return x.after(_last_unit(x, one.part, at[chunk]))
 
 
 def _in_second_half(e: Experiment, x: Shared) -> Shared:
@@ -238,15 +256,16 @@ def covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backward
 
 @lru_cache(maxsize=4096)
 def _highest_backwards(
-    schedule: str, rank: int, pp: int, m: int, v: int, *, units: bool, ahead: bool
+    schedule: str, rank: int, pp: int, m: int, v: int, *, units: bool, ahead: bool, latest: bool
 ) -> tuple[tuple[Backwards, ...], ...]:
     """`held_by_chunk` without backwards that never need more than another backward of the same chunk. ``units``:
-    whether it matters which unit was reduced last; ``ahead``: whether units are gathered ahead (`Backwards.ahead`)."""
+    whether it matters which unit of a chunk was reduced last; ``ahead``: whether units are gathered ahead
+    (`Backwards.ahead`); ``latest``: whether it matters which chunk had the last reduction."""
     result = []
     for number, of_chunk in enumerate(held_by_chunk(schedule, rank, pp, m, v)):
         # Without a head or weights to gather the backward that follows a forward holds more.
         moments = [one for one in of_chunk if one.kind != "F" or ahead or number == v - 1]
-        merged = tuple(_merged(one, number, units=units, ahead=ahead) for one in moments)
+        merged = tuple(_merged(one, number, units=units, ahead=ahead, latest=latest) for one in moments)
         kept: list[Backwards] = []
         for place, one in enumerate(merged):
             others = (*kept, *merged[place + 1 :])
@@ -257,11 +276,11 @@ def _highest_backwards(
     return tuple(result)
 
 
-def _merged(one: Backwards, number: int, *, units: bool, ahead: bool) -> Backwards:
+def _merged(one: Backwards, number: int, *, units: bool, ahead: bool, latest: bool) -> Backwards:
     """A backward of chunk ``number`` without differences that do not matter."""
     chunks = one.chunks if units else tuple(ChunkState.AFTER_B if at in SUMMED else at for at in one.chunks)
     gathered = tuple(is_ahead and (ahead or at == number) for at, is_ahead in enumerate(one.ahead))
-    return one._replace(chunks=chunks, ahead=gathered)
+    return one._replace(chunks=chunks, ahead=gathered, latest=one.latest if latest else (number, False))
 
 
 def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
@@ -275,6 +294,7 @@ def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
         and a.forward_follows >= b.forward_follows
         and a.chunks[number] == b.chunks[number]
         and all(map(ge, a.ahead, b.ahead))
+        and a.latest == b.latest
         and all(_is_more(of_a, of_b) for of_a, of_b in zip(a.chunks, b.chunks, strict=True))
         and _holds(a, one)
     )

@@ -26,8 +26,8 @@ def head_forward(x: Shared, part: Part, turn: Turn) -> list[Step]:
     forward: Live = {"loss": x.head.working, "gathering": gathering}
     if x.head_in_backward:
         forward["fetched"] = sum(part.offloaded[:1])
-    if x.adds and not turn.prior:
-        forward["gradients"] = x.w * (part.head + part.tied)  # the sum that the product adds to
+    if x.adds:
+        forward["gradients"] = turn.prior + x.w * (part.head + part.tied)  # with the sum that the product makes
     if x.zero3:
         forward["weights"] = x.c * (part.head + part.tied)
     steps: list[Step] = []
@@ -228,7 +228,7 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
     reduced = _sums_read(x, part.first) if x.only_sums else _reduced(x, turn, part.first, part.first_down)
     reduction = end | reduced | {"weights": weights, "gradients": gradients}
     if x.only_sums:
-        return [*_cast_to_sum(x, part, reduction), ("last unit, reduction", reduction)]
+        return [*_cast_to_sum(x, part, turn, reduction), ("last unit, reduction", reduction)]
     if part.tied and not x.unsharded and x.shards > 1:
         # FSDP reduces a tied unit after the backward, when its gradient is referenced nowhere else.
         reduction["end_gradient"] = 0
@@ -254,17 +254,17 @@ def last_unit(x: Shared, part: Part, turn: Turn) -> list[Step]:
 
 def _sums_read(x: Shared, unit: int) -> Live:
     """Tensors of a unit's reduction that reads its sums, besides gradients that stay."""
-    cast = x.cast * unit // x.shards if x.shards > 1 else 0
-    return {"flat": x.r * unit if x.flat or x.cast else 0, "reducing": 0, "end_gradient": 0, "new_shard": cast}
+    beside = x.stays * unit // x.shards if x.shards > 1 else 0
+    return {"flat": x.r * unit if x.flat or x.cast else 0, "reducing": 0, "end_gradient": 0, "new_shard": beside}
 
 
-def _cast_to_sum(x: Shared, part: Part, reduction: Live) -> list[Step]:
+def _cast_to_sum(x: Shared, part: Part, turn: Turn, reduction: Live) -> list[Step]:
     """The cast of the embedding's gradient, which no product makes, to its sum, before the ``reduction`` of the sum and
     beside what that of the first block has left."""
     if not part.has_embedding or part.tied:
         return []
     cast: Live = {
-        "gradients": reduction["gradients"] - x.g * part.first // x.shards,
+        "gradients": reduction["gradients"] - (0 if turn.prior else x.g * part.first // x.shards),
         "end_gradient": x.c * part.first,
         "reducing": 0 if x.c == x.r else x.r * part.first,
         "weights": reduction["weights"] + part.first_copy,

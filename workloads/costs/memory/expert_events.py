@@ -115,5 +115,5 @@ def beside_experts(x: Shared, turn: Turn, place: Place, layer: Live) -> Live:
     if turn.reduces and (x.unsharded or not x.experts_add or by_message):  # else what the unit before has left stays
         if not (x.adds and x.experts_alone):
             changes["flat"] = 0 if x.adds and x.expert_shards == 1 else x.r * experts
-        changes["new_shard"] = x.cast_experts * experts // x.expert_shards if x.keeps else 0
+        changes["new_shard"] = x.cast_experts * experts // x.expert_shards if x.stays else 0
     return changes

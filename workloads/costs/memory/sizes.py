@@ -46,9 +46,10 @@ class Shared(NamedTuple):
     micro-batch, before the cast to g bytes."""
     sums_experts: int
     """The same of routed experts."""
-    keeps: bool
-    """Whether a reduced shard that is cast stays until the next reduction: if replicas are summed, or if with ``adds``
-    several ranks share master weights."""
+    stays: int
+    """Bytes per element of a reduced shard that exist until the next reduction besides the gradient: of the shard before
+    it is cast, if replicas are summed, or if with ``adds`` several ranks share master weights; and of one that has been
+    added to the gradient of earlier micro-batches, with ``adds``."""
     scaled: int
     """Bytes per element of what one shard alone takes beside its flat copy and its gradient: r, of a scaled copy, which
     comes before the gradient, so that g of them are counted with it where r is more."""
@@ -134,7 +135,7 @@ class Shared(NamedTuple):
             g_experts=g,
             sums=r if later and data_degrees(e)[0] > 1 else g,
             sums_experts=r if later and (experts_replicas > 1 or experts_add(e)) else g,
-            keeps=data_degrees(e)[0] > 1 or flat_sums,
+            stays=r if r != g and (data_degrees(e)[0] > 1 or flat_sums) else 0,
             scaled=r + max(0, r - g),
             adds=e.gradient_accumulation_fusion,
             experts_add=experts_add(e),
@@ -173,7 +174,8 @@ class Shared(NamedTuple):
 
     @property
     def only_sums(self) -> bool:
-        """Whether the only micro-batch of a step makes sums (``adds``), which are reduced as soon as they are made."""
+        """Whether each micro-batch, or the only one of a step, makes sums (``adds``), which are reduced as soon as they
+        are made."""
         return self.adds and not self.unsharded
 
     @property
@@ -183,7 +185,11 @@ class Shared(NamedTuple):
 
     def after(self, unit: int) -> int:
         """Bytes that stay after the reduction of ``unit`` elements until the next one, besides the gradient."""
-        return self.flat * unit + (self.cast * unit // self.shards if self.keeps else 0)
+        return self.flat * unit + self.stays * unit // self.shards
+
+    def of_second_sums(self) -> Shared:
+        """With ``only_sums`` for backwards after the first: shards are added to others."""
+        return self._replace(stays=self.g + self.cast)
 
     def made_of_sums(self, unit: int, shards: int) -> int:
         """Bytes that a reduction makes of the sums of ``unit`` elements while it reads them, with ``adds``: a shard, if

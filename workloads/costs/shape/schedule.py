@@ -317,11 +317,14 @@ class Backwards(NamedTuple):
     """Of each chunk, whether its last B or I (of this chunk: this one) came after more than one forward in FSDP's
     order, which takes the latest forward of the chunk without a backward for that of a backward, and no forward has
     run since. Then FSDP gathers the last unit of the forward before ahead."""
+    latest: tuple[int, bool]
+    """The chunk whose backward, or I or W, reduced gradients last, and whether it had reduced them before; (-1, false)
+    before the first."""
     held: tuple[Held, ...]
     """Maximal states: no other of these moments has more of everything."""
 
 
-_Moment = tuple[Kind, bool, bool, tuple[ChunkState, ...], tuple[bool, ...]]
+_Moment = tuple[Kind, bool, bool, tuple[ChunkState, ...], tuple[bool, ...], tuple[int, bool]]
 """Fields of `Backwards` without what is held."""
 
 
@@ -340,6 +343,9 @@ def held_by_chunk(
     last_of_chunk = {action.chunk: place for place, action in enumerate(actions) if action.kind in ("B", "W")}
     now, for_weights = [0] * virtual_stages, [0] * virtual_stages
     chunks = [ChunkState.UNTOUCHED] * virtual_stages
+    latest: tuple[int, bool] = -1, False
+    reduced: set[tuple[int, bool]] = set()
+    """Chunks whose ends (true) or blocks (false) have been reduced."""
     ahead, forwards = [False] * virtual_stages, [0] * virtual_stages
     unused: list[list[int]] = [[] for _ in chunks]
     """Numbers of the forwards of each chunk that no backward has taken for its own."""
@@ -354,12 +360,15 @@ def held_by_chunk(
             ahead[chunk] = False
         elif action.kind != "W":
             ahead[chunk] = unused[chunk].pop() > 0
-        of = action.kind, last, place < last_forward, tuple(chunks), tuple(ahead)
+        of = action.kind, last, place < last_forward, tuple(chunks), tuple(ahead), latest
         moments[chunk].setdefault(of, {})[Held(tuple(now), tuple(for_weights))] = None
         if action.kind in ("B", "I"):
             now[chunk] -= 1
         if action.kind in ("I", "W"):
             for_weights[chunk] += 1 if action.kind == "I" else -1
+        if action.kind != "F" and (action.kind != "I" or _has_end(name, rank, num_ranks, chunk, virtual_stages)):
+            latest = chunk, (chunk, action.kind == "I") in reduced
+            reduced |= {(chunk, action.kind == "I"), (chunk, action.kind != "W")}
         if last:
             chunks[chunk] = ChunkState.DONE
         elif action.kind == "I" and chunks[chunk] not in SUMMED:
@@ -367,6 +376,12 @@ def held_by_chunk(
         elif action.kind != "F":
             chunks[chunk] = _AFTER[action.kind]
     return tuple(tuple(Backwards(*of, _most(tuple(states))) for of, states in of_chunk.items()) for of_chunk in moments)
+
+
+def _has_end(name: str, rank: int, num_ranks: int, chunk: int, virtual_stages: int) -> bool:
+    """Whether a chunk has the embedding or the head."""
+    with_head = 0 if name in V_SHAPED else num_ranks - 1
+    return (rank == 0 and chunk == 0) or (rank == with_head and chunk == virtual_stages - 1)
 
 
 def _most(states: tuple[Held, ...]) -> tuple[Held, ...]:

@@ -5,16 +5,18 @@ gradients with the last one, and reduces the copy. Here a product finds the sum 
 is reduced: nothing is cast, copied or concatenated between the two. Gradients without such a product (of norms, of the
 embedding, of products that cannot add to fp32) are still accumulated by FSDP, and join the reduction of their unit.
 
-A sum is allocated by the first product of a step, which overwrites it, and freed after its reduction; so no sum is ever
-zeroed. On one rank without replicas the sum is the gradient. Used with ZeRO 0 and 1, which reduce with the last
-micro-batch only, and with ZeRO 2 and 3 for routed experts of which every rank has its own
-(`workloads.costs.shape.weight_sums`): FSDP would copy, scale and add their gradients in every micro-batch, although
-there is no other shard. True of torch 2.11 and 2.13.
+A sum is allocated by the first product after a reduction, which overwrites it, and freed after its reduction; so no sum
+is ever zeroed. On one rank without replicas the sum is the gradient. ZeRO 0 and 1 reduce with the last micro-batch only.
+ZeRO 2 and 3 reduce with every one, and add what they get to this rank's shard; weights that one rank alone has, as
+routed experts may be (`workloads.costs.shape.weight_sums`), are summed until the last micro-batch with them, too: FSDP
+would copy, scale and add their gradients in every micro-batch, although there is no other shard. True of torch 2.11 and
+2.13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -81,7 +83,9 @@ class GradientSums:
     @torch.no_grad()
     def _post_backward(self, group: Any, of_fsdp: Callable[..., None], *args: Any) -> None:
         """Do what FSDP's ``post_backward`` of a group does, ``of_fsdp``, which accumulates; but reduce the sums."""
-        if not group.reduce_grads or not group.all_reduce_grads:  # the latter is true of the last micro-batch alone
+        shards = group._reduce_scatter_process_group.size()
+        # ``all_reduce_grads`` is true of the last micro-batch alone.
+        if not group.reduce_grads or (shards == 1 and not group.all_reduce_grads):
             reduces, group.reduce_grads = group.reduce_grads, False
             of_fsdp(*args)
             group.reduce_grads = reduces
@@ -102,13 +106,11 @@ class GradientSums:
         if group.reshard_after_backward:
             group.reshard()
         if summed:
-            shards = self._reduce(group, [total for _, total in summed])
-            for (parameter, _), shard in zip(summed, shards, strict=True):
-                local = shard[: parameter.sharded_size.numel()].view(parameter.sharded_size)
-                parameter.sharded_param.grad = parameter.to_sharded_dtensor(local)
+            self._reduce(group, *map(list, zip(*summed, strict=True)))
 
-    def _reduce(self, group: Any, totals: list[Tensor]) -> list[Tensor]:
-        """Start to sum a unit's gradients over ranks. Returns this rank's shard of each, flat and padded.
+    def _reduce(self, group: Any, parameters: list[Any], totals: list[Tensor]) -> None:
+        """Start to sum a unit's gradients over ranks. This rank's shard of each becomes the parameter's gradient, or is
+        added to that of earlier micro-batches.
 
         All memory is that of the compute stream. The sums that a reduction reads stay until the next one starts, as
         FSDP's copies would.
@@ -118,7 +120,8 @@ class GradientSums:
         flat = [_padded(total, shards).view(-1) for total in totals]
         own = next(parameter.orig_dtype for parameter in group.fsdp_params)
         if shards == 1 and replicas is None:
-            return [one.to(own) for one in flat]
+            _give(parameters, [one.to(own) for one in flat])
+            return
         handle, context = group.device_handle, group.comm_ctx
         compute = handle.current_stream()
         self.release()
@@ -143,8 +146,27 @@ class GradientSums:
             with handle.stream(stream):
                 torch._foreach_copy_(shards_of, parts)
             self._reading, parts = ([*self._reading[0], *results], stream.record_event()), shards_of
+        if _give(parameters, parts, handle.stream(stream)):
+            self._reading = [*flat, *results, *parts], stream.record_event()
         self._reduced.append(stream.record_event())
-        return parts
+
+
+def _give(parameters: list[Any], shards: list[Tensor], on_stream: AbstractContextManager[None] = nullcontext()) -> bool:
+    """Make flat, padded shards the gradients of parameters, or add them to those that are there. Whether some were
+    added, and so are read by operations of that stream."""
+    there, new = [], []
+    for parameter, shard in zip(parameters, shards, strict=True):
+        local = shard[: parameter.sharded_size.numel()].view(parameter.sharded_size)
+        gradient = parameter.sharded_param.grad
+        if gradient is None:
+            parameter.sharded_param.grad = parameter.to_sharded_dtensor(local)
+        else:
+            there.append(gradient.to_local())
+            new.append(local)
+    if there:
+        with on_stream:
+            torch._foreach_add_(there, new)
+    return len(there) > 0
 
 
 def _reduce_scatter(parts: list[Tensor], totals: list[Tensor], group: dist.ProcessGroup) -> None:
