@@ -13,7 +13,8 @@ import torch
 from tests.pool import Pool
 from tests.sampling import sampled
 from tests.workloads.engine.kind_models import MODELS, RECURRENT, kind_model
-from tests.workloads.measuring.test_captured import LARGER, ON_GPUS, StandIn, measured, ranks_of, stood_in_for
+from tests.workloads.measuring.graph_stand_in import StandIn, measured, stood_in_for
+from tests.workloads.measuring.test_captured import LARGER, ON_GPUS, ranks_of
 from workloads.engine.training import captured_step
 from workloads.engine.training.captured_step import Launched
 
