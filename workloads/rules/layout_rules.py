@@ -253,6 +253,12 @@ _LAYOUT = _rules(
         "zero_stage=0 or 1, or gradient_accumulation_fusion=false",
     ),
     (
+        "fusion_experts",
+        "gradient_accumulation_fusion and zero_stage > 1 and has_experts",
+        "gradient_accumulation_fusion=true with zero_stage={zero_stage} and {model}, which has experts: only models "
+        "without experts have sums of every micro-batch; use zero_stage=0 or 1, or gradient_accumulation_fusion=false",
+    ),
+    (
         "compile_fusion",
         "gradient_accumulation_fusion and compile == 'block'",
         "compile=block with gradient_accumulation_fusion=true: a compiled backward returns gradients and cannot add "

@@ -61,10 +61,6 @@ SHARDED = [
             ("dualpipe_v", 2),
         )
     ),
-    *(experiment(moe=experts(), dp=dp, ep=2, zero_stage=zero, rounds=2, **FUSED) for dp in (2, 4) for zero in (2, 3)),
-    experiment(
-        moe=experts(), dp=4, ep=2, pp=2, pp_schedule="zero_bubble_v", virtual_stages=2, zero_stage=2, rounds=4, **FUSED
-    ),
 ]
 """Layouts that reduce the sums of every micro-batch, and add shards."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from operator import ge, mul
+from operator import mul
 from typing import NamedTuple
 
 from workloads.costs.memory.end_events import head_forward, head_reduction, last_unit, next_forward
@@ -73,7 +73,7 @@ def timelines_of_chunks(
     waits = handed > 0 and _input_feeds(e, experiment_chunks(e)[stage][-1])
     most, timelines = -1, []
     of_schedule = e.pp_schedule, stage, e.pp, e.num_microbatches, e.virtual_stages
-    backwards = _highest_backwards(*of_schedule, units=not x.unsharded, ahead=ahead, latest=x.only_sums)
+    backwards = _highest_backwards(of_schedule, not x.unsharded, ahead, x.only_sums)
     for number, (chunk, of_chunk) in enumerate(zip(chunks, backwards, strict=True)):
         for kind, last, forward_follows, at, gathered, latest, held_at_start in of_chunk:
             activations = max(
@@ -256,15 +256,16 @@ def covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backward
 
 @lru_cache(maxsize=4096)
 def _highest_backwards(
-    schedule: str, rank: int, pp: int, m: int, v: int, *, units: bool, ahead: bool, latest: bool
+    of_schedule: tuple[str, int, int, int, int], units: bool, ahead: bool, latest: bool
 ) -> tuple[tuple[Backwards, ...], ...]:
-    """`held_by_chunk` without backwards that never need more than another backward of the same chunk. ``units``:
+    """`held_by_chunk` without backwards that never need more than another backward of the same chunk. ``of_schedule``:
+    its arguments; ``units``:
     whether it matters which unit of a chunk was reduced last; ``ahead``: whether units are gathered ahead
     (`Backwards.ahead`); ``latest``: whether it matters which chunk had the last reduction."""
     result = []
-    for number, of_chunk in enumerate(held_by_chunk(schedule, rank, pp, m, v)):
+    for number, of_chunk in enumerate(held_by_chunk(*of_schedule)):
         # Without a head or weights to gather the backward that follows a forward holds more.
-        moments = [one for one in of_chunk if one.kind != "F" or ahead or number == v - 1]
+        moments = [one for one in of_chunk if one.kind != "F" or ahead or number == len(one.chunks) - 1]
         merged = tuple(_merged(one, number, units=units, ahead=ahead, latest=latest) for one in moments)
         kept: list[Backwards] = []
         for place, one in enumerate(merged):
@@ -293,7 +294,7 @@ def _covers(number: int, a: Backwards, b: Backwards, one: Held) -> bool:
         and a.last == b.last
         and a.forward_follows >= b.forward_follows
         and a.chunks[number] == b.chunks[number]
-        and all(map(ge, a.ahead, b.ahead))
+        and all(x >= y for x, y in zip(a.ahead, b.ahead, strict=True))
         and a.latest == b.latest
         and all(_is_more(of_a, of_b) for of_a, of_b in zip(a.chunks, b.chunks, strict=True))
         and _holds(a, one)

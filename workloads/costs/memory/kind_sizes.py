@@ -131,7 +131,18 @@ def kind_bytes(
     if one.recompute == "full":
         arriving = 0  # all else is made again by then
     return KindBytes(
-        saved, working, mixing, ending, forward, arriving, deferred, reducing, first_half, in_first_mixer, of_host, of_input
+        saved,
+        working,
+        mixing,
+        ending,
+        forward,
+        arriving,
+        deferred,
+        reducing,
+        first_half,
+        in_first_mixer,
+        of_host,
+        of_input,
     )
 
 

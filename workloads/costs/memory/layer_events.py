@@ -119,8 +119,8 @@ def _reduction(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> 
     its backward. It exceeds all other steps in the first layer where layers save less than their gradients take.
 
     The layer's saved tensors are free. With several shards FSDP frees the layer's gradients once the flat copy exists,
-    except the last one, of the down weight, and only then creates the new shard. In a weight-gradient pass the gradients
-    have r bytes per element by then.
+    except the last one, of the down weight, and only then creates the new shard. In a weight-gradient pass they have r
+    bytes per element by then.
     """
     size, resharded = place.size, x.zero3 or turn.last
     freed = place.own + (0 if place.done else part.last_stays) + (0 if place.earlier is not None else part.input_stays)

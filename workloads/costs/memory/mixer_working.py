@@ -12,7 +12,7 @@ from workloads.spec.layer_kinds.recurrent import GatedDeltaRule, KimiDelta, Mamb
 from workloads.spec.recurrent_kernels import Batch, Kernels
 from workloads.spec.recurrent_kernels import working as working_of
 
-ROW_BLOCK = 1 << 20
+ROW_BLOCK = 1_048_576
 """Elements that torch operations work on at a time (``BLOCK_ELEMENTS`` of `workloads.engine.ops.backend`)."""
 _WIDE = 4
 """Bytes of a number in fp32."""

@@ -47,9 +47,9 @@ class Shared(NamedTuple):
     sums_experts: int
     """The same of routed experts."""
     stays: int
-    """Bytes per element of a reduced shard that exist until the next reduction besides the gradient: of the shard before
-    it is cast, if replicas are summed, or if with ``adds`` several ranks share master weights; and of one that has been
-    added to the gradient of earlier micro-batches, with ``adds``."""
+    """Bytes per element of a reduced shard that exist until the next reduction besides the gradient: of the shard
+    before it is cast, if replicas are summed, or if with ``adds`` several ranks share master weights; and with ``adds``
+    of one that has been added to the gradient of earlier micro-batches."""
     scaled: int
     """Bytes per element of what one shard alone takes beside its flat copy and its gradient: r, of a scaled copy, which
     comes before the gradient, so that g of them are counted with it where r is more."""

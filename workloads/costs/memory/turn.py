@@ -63,8 +63,8 @@ class Turn(NamedTuple):
         }
 
     def adapted(self, e: Experiment, x: Shared) -> Shared:
-        """``x`` for this turn: a first backward makes the sums of gradients, or every one does; blocks have none in an input-gradient
-        pass. Until the last backward, gradients of replicas stay in the dtype of reductions."""
+        """``x`` for this turn: a first backward makes the sums of gradients, or every one does; blocks have none in an
+        input-gradient pass. Until the last backward, gradients of replicas stay in the dtype of reductions."""
         if not self.last and (x.sums, x.sums_experts) != (x.g, x.g_experts):
             x = x._replace(g=x.sums, g_experts=x.sums_experts)
         if not (x.adds or x.experts_add) or (self.prior and not x.only_sums):
@@ -72,8 +72,6 @@ class Turn(NamedTuple):
         made = Shared.of(e, makes_sums=True)
         if self.prior:
             made = made.of_second_sums()
-            if x.experts_alone:
-                made = made._replace(w_experts=x.w_experts)
         if self.first_half:
             return made._replace(w_blocks=x.w_blocks, w_experts=x.w_experts, sizes=x.sizes)
         return made

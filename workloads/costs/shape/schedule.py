@@ -344,7 +344,7 @@ def held_by_chunk(
     now, for_weights = [0] * virtual_stages, [0] * virtual_stages
     chunks = [ChunkState.UNTOUCHED] * virtual_stages
     latest: tuple[int, bool] = -1, False
-    reduced: set[tuple[int, bool]] = set()
+    reduced: list[tuple[int, bool]] = []
     """Chunks whose ends (true) or blocks (false) have been reduced."""
     ahead, forwards = [False] * virtual_stages, [0] * virtual_stages
     unused: list[list[int]] = [[] for _ in chunks]
@@ -368,7 +368,7 @@ def held_by_chunk(
             for_weights[chunk] += 1 if action.kind == "I" else -1
         if action.kind != "F" and (action.kind != "I" or _has_end(name, rank, num_ranks, chunk, virtual_stages)):
             latest = chunk, (chunk, action.kind == "I") in reduced
-            reduced |= {(chunk, action.kind == "I"), (chunk, action.kind != "W")}
+            reduced += [(chunk, action.kind == "I"), (chunk, action.kind != "W")]
         if last:
             chunks[chunk] = ChunkState.DONE
         elif action.kind == "I" and chunks[chunk] not in SUMMED:

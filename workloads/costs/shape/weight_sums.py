@@ -20,14 +20,14 @@ SLOWED_EXPERTS = 1.6
 def experts_add(experiment: Experiment) -> bool:
     """Whether the grouped products of routed experts add to sums.
 
-    They do so where dense products do (``gradient_accumulation_fusion``). Without it, with ZeRO 2 and 3, they do
+    With ZeRO 0 and 1 they do so where dense products do (``gradient_accumulation_fusion``). With ZeRO 2 and 3 they do
     where no two ranks share master weights of an expert, so that its gradients are whole on their rank in every
     micro-batch, unless backwards are split or blocks compiled. Before version 7 a step of one micro-batch had no sums.
     """
     e = experiment
     if e.engine != ENGINE or e.engine_version in WITHOUT_SUMS_OF_EXPERTS or e.model.moe is None:
         return False
-    if e.zero_stage <= 1 or e.gradient_accumulation_fusion:
+    if e.zero_stage <= 1:
         return e.gradient_accumulation_fusion
     adds = can_fuse(engine=e.engine, version=e.engine_version, num_microbatches=e.num_microbatches)
     return adds and e.compile == "none" and e.pp_schedule not in SPLIT_BACKWARD and expert_degrees(e)[1] == 1

@@ -225,7 +225,7 @@ class StepTimes:
         """Part of a layout's `Setting` that depends on its micro-batch and its split inside a stage. ``adds``: products
         of experts add their weight gradients to sums; the times of layers do not depend on it."""
         word = "" if is_by_stage(e.recompute) else e.recompute
-        key = _OF_LAYER(e), e.pp_schedule == "gpipe", e.num_microbatches == 1, word, adds
+        key = _OF_LAYER(e), e.pp_schedule == "gpipe", _makes_sums(e), word, adds
         if key not in self._layers:
             _make_room(self._layers)
             self._layers[key] = self._new_layer(e, adds)
@@ -240,10 +240,10 @@ class StepTimes:
         gathered = gathered_bytes(e, c), gathered_bytes(e, c, of_experts=True)
         r = reduced_bytes(e)
         # Adding reads c, and reads and writes r. A product that adds to a sum reads and writes r, not c; one that
-        # makes the sum of the only micro-batch reads nothing.
+        # makes it, in the only micro-batch or in each, reads nothing.
         only = e.num_microbatches == 1
         added, added_experts = added_bytes(c, r, only=only and e.gradient_accumulation_fusion)
-        of_sum = (r if only else 2 * r) - c
+        of_sum = (r if _makes_sums(e) else 2 * r) - c
         of_head = of_sum if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
         update = optimizer_of(e)
@@ -332,6 +332,12 @@ def _divided(e: Experiment, replicas: int) -> Experiment:
     if replicas == 0:
         return e.replace(dp_replicate=e.dp, dp_shard=1, zero_stage=0)
     return e.replace(dp_replicate=replicas, dp_shard=e.dp // replicas, zero_stage=1)
+
+
+def _makes_sums(e: Experiment) -> bool:
+    """Whether products that add gradients make a sum in each micro-batch: in the only one, or with ZeRO 2 and 3, which
+    reduce it."""
+    return e.num_microbatches == 1 or (e.zero_stage >= 2 and e.gradient_accumulation_fusion)
 
 
 def _make_room(kept: dict[Hashable, Any]) -> None:

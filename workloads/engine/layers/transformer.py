@@ -184,13 +184,6 @@ class Chunk(nn.Module):
             for name in _names_of_tables(at):
                 setattr(self, name, getattr(self, name).to(dtype))
 
-    def share_tables(self, other: Chunk) -> None:
-        """Keep no rotary tables of its own, but those of another chunk of this rank, which are equal."""
-        for name in [name for at in range(len(self.rotations)) for name in _names_of_tables(at)]:
-            setattr(self, name, getattr(other, name))
-        if self.packs:
-            self.index = other.index
-
     def forward(
         self,
         x: Tensor,

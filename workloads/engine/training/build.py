@@ -144,8 +144,9 @@ def assemble(
 ) -> Engine:
     """Make the engine from chunks that are already built; see `build`."""
     clock = Clock(groups.device)
-    for chunk in chunks[1:]:
-        chunk.share_tables(chunks[0])
+    for chunk in chunks[1:]:  # the tables of places are equal: one copy is enough
+        for name, table in chunks[0].named_buffers(recurse=False):
+            setattr(chunk, name, table)
     peers = open_peer_memory(experiment, groups.axes["tp"], groups.device)
     if peers is not None and peers.is_open:
         for chunk in chunks:

@@ -5,12 +5,12 @@ gradients with the last one, and reduces the copy. Here a product finds the sum 
 is reduced: nothing is cast, copied or concatenated between the two. Gradients without such a product (of norms, of the
 embedding, of products that cannot add to fp32) are still accumulated by FSDP, and join the reduction of their unit.
 
-A sum is allocated by the first product after a reduction, which overwrites it, and freed after its reduction; so no sum
-is ever zeroed. On one rank without replicas the sum is the gradient. ZeRO 0 and 1 reduce with the last micro-batch only.
-ZeRO 2 and 3 reduce with every one, and add what they get to this rank's shard; weights that one rank alone has, as
-routed experts may be (`workloads.costs.shape.weight_sums`), are summed until the last micro-batch with them, too: FSDP
-would copy, scale and add their gradients in every micro-batch, although there is no other shard. True of torch 2.11 and
-2.13.
+A sum is allocated by the first product after a reduction, which overwrites it, and freed after its reduction; so no
+sum is ever zeroed. On one rank without replicas the sum is the gradient. ZeRO 0 and 1 reduce with the last micro-batch
+only. ZeRO 2 and 3 reduce with every one, and add what they get to this rank's shard; weights that one rank alone has,
+as routed experts may be (`workloads.costs.shape.weight_sums`), are summed until the last micro-batch with them, too:
+FSDP would copy, scale and add their gradients in every micro-batch, although there is no other shard. True of torch
+2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class GradientSums:
         flat = [_padded(total, shards).view(-1) for total in totals]
         own = next(parameter.orig_dtype for parameter in group.fsdp_params)
         if shards == 1 and replicas is None:
-            _give(parameters, [one.to(own) for one in flat])
+            _give(parameters, [one.to(own) for one in flat], nullcontext())
             return
         handle, context = group.device_handle, group.comm_ctx
         compute = handle.current_stream()
@@ -151,7 +151,7 @@ class GradientSums:
         self._reduced.append(stream.record_event())
 
 
-def _give(parameters: list[Any], shards: list[Tensor], on_stream: AbstractContextManager[None] = nullcontext()) -> bool:
+def _give(parameters: list[Any], shards: list[Tensor], on_stream: AbstractContextManager[None]) -> bool:
     """Make flat, padded shards the gradients of parameters, or add them to those that are there. Whether some were
     added, and so are read by operations of that stream."""
     there, new = [], []
