@@ -45,6 +45,14 @@ SUMS = [
             'of_fsdp(*args) or [setattr(p, "unsharded_accumulated_grad", None) for p in group.fsdp_params]',
             _FUSED,
         ),
+        (
+            "shard_not_added",
+            "the shard of a micro-batch replaces that of earlier ones",
+            ENGINE + "training.gradient_sums:_give",
+            "_foreach_add_(",
+            "_foreach_copy_(",
+            {**DP, "zero_stage": 2, **_FUSED},
+        ),
     ),
     *faults_of(
         "ep",
@@ -68,7 +76,7 @@ SUMS = [
             "sums_of_experts_reduced_early",
             "with ZeRO 2 only the last micro-batch's sums of experts are kept",
             ENGINE + "training.gradient_sums:GradientSums._post_backward",
-            " or not group.all_reduce_grads",
+            " or (shards == 1 and not group.all_reduce_grads)",
             "",
             {**DP, "zero_stage": 2, "moe": experts(), "ep": 2},
         ),

@@ -163,7 +163,7 @@ CASES = [
 ]
 
 
-def _case(name: str, rounds: int, **layout: Any) -> Experiment:
+def wide_case(name: str, rounds: int, **layout: Any) -> Experiment:
     model = kind_model((KINDS[name], [at % len(KINDS[name]) for at in range(6)]), hidden_size=512, vocab_size=1024)
     sequences = 2 * layout.get("dp", 1) * rounds
     model = dataclasses.replace(model, name=f"wide_{name}")
@@ -187,7 +187,7 @@ def test_biases_of_experts_are_gathered_in_16_bits(gloo_pool: Pool, scaling: str
     ids=str,
 )
 def test_predicted_peaks_of_kinds_are_the_traced_ones(name: str, layout: dict[str, Any]) -> None:
-    case = _case(name, **layout)
+    case = wide_case(name, **layout)
     for rank, stage in enumerate(estimate_memory(case).stages):
         traced = total(alone(case, rank_of(case, pp=rank), fake=True))
         assert abs(stage.peak_bytes / traced - 1) < 0.001
@@ -211,7 +211,7 @@ and 3 what the last reduction has read exists, of a block or of an end."""
 )
 def test_predicted_peaks_of_split_backwards_are_the_traced_ones(name: str, layout: dict[str, Any]) -> None:
     """Without values that a kernel on a CPU pads."""
-    case = _case(name, pp=2, virtual_stages=2, rounds=4, **layout)
+    case = wide_case(name, pp=2, virtual_stages=2, rounds=4, **layout)
     for rank, stage in enumerate(estimate_memory(case).stages):
         traced = total(alone(case, rank_of(case, pp=rank), fake=True))
         assert abs(stage.peak_bytes / traced - 1) < 0.003
@@ -372,7 +372,7 @@ def test_exchanges_of_keys_are_in_the_peak(gate: str, layout: dict[str, Any]) ->
 )
 def test_recurrences_are_in_the_peak_of_split_backwards(name: str, layout: dict[str, Any]) -> None:
     """Beside all that waits for the weight-gradient pass: in a pass of inputs alone, but not in a whole backward."""
-    case = _case(name, rounds=4, pp=2, virtual_stages=2, **layout).replace(seq_len=1024)
+    case = wide_case(name, rounds=4, pp=2, virtual_stages=2, **layout).replace(seq_len=1024)
     for at, stage in enumerate(estimate_memory(case).stages):
         traced = total(alone(case, rank_of(case, pp=at), fake=True))
         assert abs(stage.peak_bytes / traced - 1) < 0.0015

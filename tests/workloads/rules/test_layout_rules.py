@@ -139,9 +139,9 @@ def test_layouts_that_run(fields: dict[str, Any]) -> None:
             "use compile=none, or pp_schedule=1f1b",
         ),
         (
-            {"gradient_accumulation_fusion": True, "dp_shard": 2, "zero_stage": 2},
+            {"gradient_accumulation_fusion": True, "dp_shard": 2, "dp_replicate": 2, "zero_stage": 2},
             "fusion_zero",
-            "gradient_accumulation_fusion=true with zero_stage=2",
+            "gradient_accumulation_fusion=true with zero_stage=2 and dp_replicate=2",
         ),
         (
             {"documents": "lognormal mean=500 sigma=1 seed=1", "attention": "cudnn"},

@@ -170,7 +170,7 @@ def _last_forward(x: Shared, part: Part) -> list[Step]:
 def _others_hold(e: Experiment, x: Shared, chunk: Part, at: ChunkState) -> tuple[int, int, int]:
     """Bytes of gathered parameters, gradients and the flat copy of its last unit that a chunk in state ``at`` holds
     besides activations while another chunk runs."""
-    flat = 0 if x.unsharded else x.after(_last_unit(x, chunk, at))
+    flat = 0 if x.unsharded else x.left(_last_unit(x, chunk, at))
     gathered = chunk.whole if not x.zero3 and ChunkState.GATHERED <= at < ChunkState.DONE else 0
     gradients = 0
     if at == ChunkState.DONE:
@@ -201,7 +201,7 @@ def _read_last(chunks: list[Chunk], at: tuple[ChunkState, ...], chunk: int, agai
         return 0
     one = chunks[chunk]
     x = one.x.of_second_sums() if again else one.x
-    return x.after(_last_unit(x, one.part, at[chunk]))
+    return x.left(_last_unit(x, one.part, at[chunk]))
 
 
 def _in_second_half(e: Experiment, x: Shared) -> Shared:

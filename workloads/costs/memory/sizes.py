@@ -187,6 +187,10 @@ class Shared(NamedTuple):
         """Bytes that stay after the reduction of ``unit`` elements until the next one, besides the gradient."""
         return self.flat * unit + self.stays * unit // self.shards
 
+    def left(self, unit: int) -> int:
+        """As `after`, when the next backward begins: shards of replicas have been cast by then."""
+        return self.after(unit) if self.only_sums else self.flat * unit
+
     def of_second_sums(self) -> Shared:
         """With ``only_sums`` for backwards after the first: shards are added to others."""
         return self._replace(stays=self.g + self.cast)

@@ -47,8 +47,8 @@ class Turn(NamedTuple):
         if not self.prior or x.unsharded:
             return 0
         if x.splits and x.chunks == 1:
-            return x.after(part.first_block if self.prior >= part.accumulated else part.head or part.first)
-        return x.after(part.first)
+            return x.left(part.first_block if self.prior >= part.accumulated else part.head or part.first)
+        return x.left(part.first)
 
     def start(self, x: Shared, part: Part, always: Live) -> Live:
         """What exists when a backward starts. ``always``: what exists all the time."""

@@ -15,6 +15,7 @@ from workloads.costs.memory.estimate import moments_held
 from workloads.costs.shape.schedule import (
     INTERLEAVED,
     SPLIT_BACKWARD,
+    SUMMED,
     V_SHAPED,
     Action,
     ChunkState,
@@ -355,10 +356,9 @@ def test_backwards_of_a_chunk_start_with_what_the_rank_holds(name: str, p: int) 
         for number, of_chunk in enumerate(found):
             backwards = [one for one in of_chunk if one.kind in ("B", "W")]
             assert {one.last for one in backwards} == {False, True}
-            assert {one.chunks[number] for one in of_chunk} >= {ChunkState.GATHERED, ChunkState.ALL_REDUCED}
-            assert all(
-                one.chunks[number] in (ChunkState.ALL_REDUCED, ChunkState.ENDS_REDUCED) for one in backwards if one.last
-            )
+            states_of_chunk = {one.chunks[number] for one in of_chunk}
+            assert ChunkState.GATHERED in states_of_chunk and states_of_chunk & set(SUMMED)
+            assert all(one.chunks[number] in (*SUMMED, ChunkState.ENDS_REDUCED) for one in backwards if one.last)
             states = [state for one in of_chunk for state in one.held]
             assert any(state.activations[number] > 0 for state in states)
             for state in states:
