@@ -126,7 +126,7 @@ def _gathered(chunks: list[Chunk], number: int, ahead: tuple[bool, ...], held: H
     for other, (x, part) in enumerate((one.x, one.part) for one in chunks):
         if other != number and part.head:
             total += x.c * part.head if ahead[other] or held.activations[other] > 0 else 0
-        elif other != number and ahead[other] and (part.num_layers > 1 or part.has_embedding):
+        elif other != number and ahead[other] and not part.only_unit:
             total += x.b * part.last_block
     return total
 
@@ -224,7 +224,7 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
 
     Embedding and head have their gradients from the input-gradient pass. If they were not reduced there, they are
     reduced after all blocks, the head through two flat copies; else the first block is the last unit. Weights freed by
-    ZeRO 3 are not gathered, but FSDP has started to gather the head ahead and holds its flat buffer.
+    ZeRO 3 are not gathered, but FSDP has gathered the head ahead, or else the last block, and holds its flat buffer.
     """
     layers, end = layer_steps(x, chunk, turn), last_unit(x, chunk, turn)
     if not x.zero01 and x.chunks == 1:
@@ -233,7 +233,9 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
             beside: Live = {"flat": x.after(chunk.first_block), "reducing": 0, "new_shard": 0, "working": 0}
             end = [("next micro-batch, first unit", next_forward(x, chunk, x.b * chunk.last_block) | beside)]
     if x.zero3:
-        layers = [(unit, changes | {"weights": x.c * chunk.head}) for unit, changes in layers]
+        ahead = x.b * chunk.last_block if turn.earlier and not chunk.only_unit else 0
+        weights = x.c * chunk.head or ahead
+        layers = [(unit, changes | {"weights": weights}) for unit, changes in layers]
     if chunk.has_embedding and not turn.prior:
         start["of_last"] = x.r * chunk.first if x.unsharded else x.shard(chunk.first, 0)
     if chunk.head and turn.last and x.zero01:

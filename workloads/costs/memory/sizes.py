@@ -329,6 +329,11 @@ class Part(NamedTuple):
         )
 
     @property
+    def only_unit(self) -> bool:
+        """Whether there is no unit besides one layer, so that none is gathered ahead."""
+        return self.num_layers == 1 and not self.has_embedding and not self.has_head
+
+    @property
     def last_forward(self) -> int:
         """Bytes in addition to ``saved`` at the end of the last layer's forward; there must be one."""
         last = self.places[0]
