@@ -16,6 +16,10 @@ torch 2.11, weights of Llama 1B and 8B after their product of 256 to 8,192 token
 SLOWED_EXPERTS = 1.6
 """The same of the gradients of a layer's experts in one tensor: 3.0 TB/s (same page, the table of experts)."""
 
+SAVED_WITH_SHARDS = 9
+"""Bytes that memory could move in the time that one element's gradient takes less when products write what ZeRO 2 and 3
+reduce, than when FSDP copies it: 8.3 to 9.6 in four pairs of runs on one H200 (docs/performance.md, ZeRO 2 and 3)."""
+
 
 def experts_add(experiment: Experiment) -> bool:
     """Whether the grouped products of routed experts add to sums.

@@ -19,7 +19,7 @@ from workloads.costs.shape.held_model import as_held, copies_of_heads
 from workloads.costs.shape.params import COMPUTE_BYTES
 from workloads.costs.shape.partition import experiment_stages, ranks_alike, with_word
 from workloads.costs.shape.schedule import SPLIT_BACKWARD
-from workloads.costs.shape.weight_sums import added_bytes, experts_add
+from workloads.costs.shape.weight_sums import SAVED_WITH_SHARDS, added_bytes, experts_add
 from workloads.costs.time.copied_heads import copied_heads_s
 from workloads.costs.time.layer_times import layer_times, rates_of
 from workloads.costs.time.matrix_updates import matrix_update_s
@@ -244,6 +244,8 @@ class StepTimes:
         only = e.num_microbatches == 1
         added, added_experts = added_bytes(c, r, only=only and e.gradient_accumulation_fusion)
         of_sum = (r if _makes_sums(e) else 2 * r) - c
+        if e.zero_stage >= 2 and e.gradient_accumulation_fusion:
+            of_sum = max(of_sum, added - SAVED_WITH_SHARDS)
         of_head = of_sum if e.gradient_accumulation_fusion else added
         of_dense = added if keeps_low(e) else of_head  # fp8 products cannot add to fp32
         update = optimizer_of(e)
