@@ -236,13 +236,18 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
         ahead = x.b * chunk.last_block if turn.earlier and not chunk.only_unit else 0
         weights = x.c * chunk.head or ahead
         layers = [(unit, changes | {"weights": weights}) for unit, changes in layers]
+    # The gradient that the input-gradient pass has sent to another stage is released when the next message is taken.
+    sent = 0 if chunk.has_embedding else x.stream
+    start["stream"] = sent
+    layers = [(unit, changes | {"stream": sent}) for unit, changes in layers]
+    end = [(unit, changes | {"stream": sent}) for unit, changes in end]
     if chunk.has_embedding and not turn.prior:
         start["of_last"] = x.r * chunk.first if x.unsharded else x.shard(chunk.first, 0)
     if chunk.head and turn.last and x.zero01:
         flat = x.flat * chunk.head
         after: Live = {"weights": 0, "gradients": chunk.shard, "flat": flat, "received": 0}
         after["reducing"] = 0 if x.adds else flat
-        end.append(("head, reduction", after | dict.fromkeys(("end_gradient", "new_shard", "left", "stream"), 0)))
+        end.append(("head, reduction", after | dict.fromkeys(("end_gradient", "new_shard", "left"), 0)))
     return [*layers, *end]
 
 

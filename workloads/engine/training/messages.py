@@ -39,6 +39,8 @@ class Messages:
     """Tensors passed between two stages of this rank, by kind, receiving stage and micro-batch."""
     _pending_sends: list[tuple[int, dist.Work, Tensor]] = field(default_factory=list)
     """Pending sends: micro-batch, work and tensor. A tensor must live until it has been sent."""
+    _rehearsed_sends: list[Tensor] = field(default_factory=list)
+    """Tensors that a rehearsal would have sent since it has last taken a message, as if all had arrived by then."""
 
     def take(self, action: Action) -> Tensor | None:
         """Receive the tensor that ``action`` needs from another stage, and wait for it; None if it needs none."""
@@ -49,6 +51,7 @@ class Messages:
         if peer == self.groups.rank:
             return self._local.pop((kind, stage, action.microbatch))
         self._release_sends()
+        self._rehearsed_sends.clear()
         x = torch.empty(self.shape, dtype=self.dtype, device=self.groups.device)
         start = self.clock.mark()
         if not self.is_rehearsal:
@@ -68,9 +71,10 @@ class Messages:
         if peer == self.groups.rank:
             self._local[kind, target, action.microbatch] = x
             return
-        if self.is_rehearsal:
-            return
         x = x.contiguous()
+        if self.is_rehearsal:
+            self._rehearsed_sends.append(x)
+            return
         work = dist.isend(x, peer, group=self.groups.channel(kind, stage, target))
         assert work is not None
         self._pending_sends.append((action.microbatch, work, x))
@@ -96,6 +100,7 @@ class Messages:
         for _, work, _ in self._pending_sends:
             work.wait()
         self._pending_sends.clear()
+        self._rehearsed_sends.clear()
 
     def _needed(self, action: Action) -> tuple[str, int, int | None]:
         """(kind, stage of the action, sending stage) of the tensor that ``action`` needs; the sender is None if it

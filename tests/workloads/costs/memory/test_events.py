@@ -55,7 +55,7 @@ PEAKS = {
     "latents and experts": (4640919296, 4239296256, 8478592512, 34278670336),
     "zero bubble": (16932962304, 8466481152, 16932962304, 44573458432),
     "chunks": (16932962304, 16932962304, 16932962304, 53704065024),
-    "V": (47227084800, 46964940800, 93929881600, 75990286336),
+    "V": (47227084800, 46964940800, 93929881600, 76057395200),
 }
 """(parameters, gradients, optimizer, activations) on the fullest stage, as the sums at moments that came before events
 had them."""
