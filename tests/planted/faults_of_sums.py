@@ -51,7 +51,7 @@ SUMS = [
             ENGINE + "training.gradient_sums:_give",
             "_foreach_add_(",
             "_foreach_copy_(",
-            {**DP, "zero_stage": 2, **_FUSED},
+            {**_FUSED, "zero_stage": 2},
         ),
     ),
     *faults_of(
