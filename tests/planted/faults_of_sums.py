@@ -73,14 +73,6 @@ SUMS = [
             _EXPERTS,
         ),
         (
-            "sums_of_experts_reduced_early",
-            "with ZeRO 2 only the last micro-batch's sums of experts are kept",
-            ENGINE + "training.gradient_sums:GradientSums._post_backward",
-            " or (shards == 1 and not group.all_reduce_grads)",
-            "",
-            {**DP, "zero_stage": 2, "moe": experts(), "ep": 2},
-        ),
-        (
             "gradient_without_rows",
             "the gradient of an expert without rows is what was in its memory",
             _GROUPED + "add_weight_gradients",
