@@ -239,8 +239,7 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
     # The gradient that the input-gradient pass has sent to another stage is released when the next message is taken.
     sent = 0 if chunk.has_embedding else x.stream
     start["stream"] = sent
-    layers = [(unit, changes | {"stream": sent}) for unit, changes in layers]
-    end = [(unit, changes | {"stream": sent}) for unit, changes in end]
+    layers, end = _beside(layers, sent), _beside(end, sent)
     if chunk.has_embedding and not turn.prior:
         start["of_last"] = x.r * chunk.first if x.unsharded else x.shard(chunk.first, 0)
     if chunk.head and turn.last and x.zero01:
@@ -249,6 +248,11 @@ def _weight_gradients(x: Shared, chunk: Part, turn: Turn, start: Live) -> list[S
         after["reducing"] = 0 if x.adds else flat
         end.append(("head, reduction", after | dict.fromkeys(("end_gradient", "new_shard", "left"), 0)))
     return [*layers, *end]
+
+
+def _beside(steps: list[Step], sent: int) -> list[Step]:
+    """``steps`` while a sent gradient of so many bytes is held."""
+    return [(unit, changes | {"stream": sent}) for unit, changes in steps]
 
 
 def covers(more: Sequence[Sequence[Backwards]], less: Sequence[Sequence[Backwards]]) -> bool:

@@ -45,13 +45,14 @@ class Messages:
     def take(self, action: Action) -> Tensor | None:
         """Receive the tensor that ``action`` needs from another stage, and wait for it; None if it needs none."""
         kind, stage, source = self._needed(action)
+        if action.kind != "W":
+            self._release_sends()
+            self._rehearsed_sends.clear()
         if source is None:
             return None
         peer = self.groups.rank_of_stage(source)
         if peer == self.groups.rank:
             return self._local.pop((kind, stage, action.microbatch))
-        self._release_sends()
-        self._rehearsed_sends.clear()
         x = torch.empty(self.shape, dtype=self.dtype, device=self.groups.device)
         start = self.clock.mark()
         if not self.is_rehearsal:
