@@ -126,6 +126,8 @@ def _norm_of_all_heads(one: KindLayer, mixer: Attention, stream: int) -> int:
     s, columns = one.s, mixer.heads * mixer.head_dim
     there = bytes_of(_before_mixer(one)) + stream + one.t.mixer[-1].bytes + s.split(columns)
     there += sum(2 * tensor.bytes for tensor in one.t.mixer if tensor.name == "projected")
+    if "norm" in one.named and one.recompute != "full" and not one.kind.outputs_normed:
+        there -= s.own(s.hidden)  # the normed input is made again later
     rows = min(s.tokens, max(1, ROW_BLOCK // (columns // s.tp)))
     return there + 5 * max(s.c, _WIDE) * rows * columns // s.tp
 
