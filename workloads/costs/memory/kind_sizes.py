@@ -125,6 +125,7 @@ def kind_bytes(
     of_host = saved - sum(parts_of(one, offloaded).values())
     of_input = t.entry[0].bytes if "input" in offloaded else 0
     in_first_mixer = -saved if one.compiled_again else mixing_first(one, stream, min(saved, total))
+    in_first_mixer += s.own(s.hidden) * e.model.mtp_modules if kind.ahead else 0
     first_half, ending = max(0, in_first_half - working), ending_of(one, stream, min(saved, total))
     forward, deferred = forward_of(one), deferred_of(one)
     arriving = 0 if x is None else x.rows + stream - freed_before_experts(one)

@@ -51,6 +51,7 @@ class LayerSizes(NamedTuple):
     """Extra working bytes in the input-gradient pass, in addition to ``working``."""
     mixing_first: int
     """As ``mixing``, in the input-gradient pass."""
+    mixing_first_kept: int
     block: int
     """Elements of the block, without routed experts, which are units of their own."""
     down: int
@@ -215,6 +216,7 @@ def _sizes_of_kinds(
                 holds_gradient=e.tp == 1 and not fp8.keeps_low(e) and _ends_with_product(kind),
                 first_half=saved.first_half if splits else 0,
                 mixing_first=saved.mixing_first if splits else 0,
+                mixing_first_kept=kept.mixing_first if splits else 0,
                 block=rest,
                 down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
                 experts=experts,

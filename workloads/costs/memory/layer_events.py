@@ -89,8 +89,9 @@ def _mixer(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list
 
 def _mixer_first(x: Shared, part: Part, place: Place, layer: Live) -> list[Step]:
     """As `_mixer`, in an input-gradient pass. A layer without an MLP passes the received gradient on."""
-    mixing = x.sizes[place.kind].mixing_first
-    received = layer["received"] if place.size.working == 0 else part.received(x, first_half=True)
+    size = x.sizes[place.kind]
+    mixing = size.mixing_first if place.recomputed else size.mixing_first_kept
+    received = layer["received"] if size.working == 0 else part.received(x, first_half=True)
     if mixing + received <= layer["working"] + layer["received"]:
         return []
     changes: Live = {

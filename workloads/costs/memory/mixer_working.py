@@ -22,8 +22,11 @@ def mixer_working(one: KindLayer, stream: int, saved: int) -> int:
     """Bytes in addition to ``saved`` while a mixer's backward runs: all its tensors, saved or recomputed, exist with
     the gradients of its activations and of the stream, of the output projection and of the MLP before it, other than of
     routed experts. 0 for grouped-query attention before a dense MLP: its gradients are smaller than the tensors that
-    the MLP has freed by then."""
+    the MLP has freed by then, other than of a norm over all heads."""
     kind, mixer = one.kind, one.kind.mixer
+    if isinstance(mixer, Attention) and mixer.norm == "all_heads" and one.s.tp > 1:
+        norm = _norm_of_all_heads(one, mixer, stream) + _of_weights(one)
+        return max(_all_of_mixer(one, stream), norm) - saved
     if mixer is None or (isinstance(mixer, Attention) and mixer.gate == "none" and isinstance(kind.mlp, DenseMLP)):
         return 0
     return _all_of_mixer(one, stream) - saved
@@ -44,17 +47,24 @@ def _all_of_mixer(one: KindLayer, stream: int) -> int:
             there += 2 * s.split(mixer.heads * mixer.value_dim)
     if isinstance(mixer, LatentAttention):  # keys are whole then, and latents have no gradients yet
         there += s.split(mixer.heads * mixer.rope_dim) - t.mixer[0].bytes
+    if isinstance(kind.mlp, DenseMLP) and "norm" in one.named:
+        norms = [tensor for tensor in t.all() if tensor.dropped_by == "norm"]
+        there -= bytes_of(norms) - stream
+    return there + _of_weights(one)
+
+
+def _of_weights(one: KindLayer) -> int:
+    """Bytes of the gradients of the output projection and of the MLP, without routed experts, beside sums."""
+    s, mixer, mlp = one.s, one.kind.mixer, one.kind.mlp
+    assert mixer is not None
     weights = [weight for weight in mixer.weights(s.hidden) if weight.name in ("o", "out")]
-    there += one.w * sum(weight.parameters for weight in weights) // s.tp
-    if isinstance(kind.mlp, RoutedMLP):
-        shared = kind.mlp.shared
+    there = one.w * sum(weight.parameters for weight in weights) // s.tp
+    if isinstance(mlp, RoutedMLP):
+        shared = mlp.shared
         of_shared = (3 if shared.gated else 2) * shared.width // s.tp if shared is not None else 0
-        there += one.w * (of_shared + kind.mlp.experts) * s.hidden
-    if isinstance(kind.mlp, DenseMLP):
-        there += (3 if kind.mlp.gated else 2) * (one.w * kind.mlp.width // s.tp * s.hidden)
-        if "norm" in one.named:
-            norms = [tensor for tensor in t.all() if tensor.dropped_by == "norm"]
-            there -= bytes_of(norms) - stream
+        there += one.w * (of_shared + mlp.experts) * s.hidden
+    if isinstance(mlp, DenseMLP):
+        there += (3 if mlp.gated else 2) * (one.w * mlp.width // s.tp * s.hidden)
     return there
 
 
@@ -115,7 +125,8 @@ def mixing_first(one: KindLayer, stream: int, saved: int) -> int:
         return max(there, exchanging_first(one, saved))
     there = waits + _all_of_mixer(one, stream) - saved
     if isinstance(mixer, Attention) and mixer.norm == "all_heads" and one.s.tp > 1:
-        there = max(there, waits + _norm_of_all_heads(one, mixer, stream) - saved)
+        output = one.t.mixer[-1].bytes  # waits for the output projection's weight gradient
+        there = max(there, waits + output + _norm_of_all_heads(one, mixer, stream) - saved)
     return there
 
 
@@ -124,7 +135,7 @@ def _norm_of_all_heads(one: KindLayer, mixer: Attention, stream: int) -> int:
     its inputs, gradients of its outputs and of its inputs, and of a block of rows five numbers in fp32 for each
     query."""
     s, columns = one.s, mixer.heads * mixer.head_dim
-    there = bytes_of(_before_mixer(one)) + stream + one.t.mixer[-1].bytes + s.split(columns)
+    there = bytes_of(_before_mixer(one)) + stream + s.split(columns)
     there += sum(2 * tensor.bytes for tensor in one.t.mixer if tensor.name == "projected")
     if "norm" in one.named and one.recompute != "full" and not one.kind.outputs_normed:
         there -= s.own(s.hidden)  # the normed input is made again later
