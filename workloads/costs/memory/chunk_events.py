@@ -18,6 +18,7 @@ from workloads.costs.memory.layer_classes import LayerSizes
 from workloads.costs.memory.layer_events import layer_steps
 from workloads.costs.memory.sizes import Part, Shared
 from workloads.costs.memory.turn import Turn
+from workloads.costs.memory.weight_products import highest_of
 from workloads.costs.shape.partition import StageParams, experiment_chunks, part_of_experiment
 from workloads.costs.shape.schedule import SUMMED, V_SHAPED, Backwards, ChunkState, Held, Kind, held_by_chunk
 from workloads.spec.experiment import Experiment
@@ -210,7 +211,7 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
     """
     sizes: list[LayerSizes] = []
     for size in x.sizes:
-        working, reducing = max(x.w_blocks * size.block, x.w_experts * size.experts), 0
+        working, reducing = max(highest_of(size.products, x.w_blocks), x.w_experts * size.experts), 0
         if size.experts:
             of_experts = routed_tensors(e, x.c)
             reducing = -(2 * of_experts.rows + of_experts.gate_up + of_experts.product)

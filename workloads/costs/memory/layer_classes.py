@@ -10,7 +10,9 @@ from collections.abc import Hashable
 from operator import attrgetter
 from typing import NamedTuple
 
+from workloads.costs.memory.kind_layer import KindLayer
 from workloads.costs.memory.kind_sizes import kind_bytes
+from workloads.costs.memory.weight_products import Product, products_of
 from workloads.costs.shape import fp8
 from workloads.costs.shape.params import COMPUTE_BYTES, layer_counts, local_params
 from workloads.costs.shape.partition import StageParams
@@ -54,6 +56,8 @@ class LayerSizes(NamedTuple):
     mixing_first_kept: int
     block: int
     """Elements of the block, without routed experts, which are units of their own."""
+    products: tuple[Product, ...]
+    """Those of the block in a weight-gradient pass; none if no backward is split."""
     down: int
     """Elements of the weight whose gradient comes last in FSDP's order, part of ``block``."""
     experts: int
@@ -218,6 +222,7 @@ def _sizes_of_kinds(
                 mixing_first=saved.mixing_first if splits else 0,
                 mixing_first_kept=kept.mixing_first if splits else 0,
                 block=rest,
+                products=products_of(KindLayer.of(e, kind, c, c, recomputed=True), rest) if splits else (),
                 down=kind.mlp.width // e.tp * e.model.hidden_size if isinstance(kind.mlp, DenseMLP) else 0,
                 experts=experts,
                 experts_up=of_experts.get("expert up", 0),

@@ -63,7 +63,7 @@ def _layer(x: Shared, part: Part, turn: Turn, place: Place) -> Live:
         "left": 0 if whole else place.deferred,
         "weights": gathered(x, part, turn, place),
         "gradients": gradients,
-        "received": part.received(x, first_half=turn.first_half) if place.done else 0,
+        "received": part.received(x, first_half=turn.first_half) if place.done and not turn.second_half else 0,
         "of_tied": x.w * part.tied,
         "working": working + (0 if whole else size.first_half),
         "flat": flat,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workloads.costs.memory.expert_activations import ExpertTensors
-from workloads.costs.memory.kind_layer import KindLayer
+from workloads.costs.memory.kind_layer import KindLayer, bytes_of
 from workloads.costs.shape import fp8
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 
@@ -78,12 +78,17 @@ def forward_of(one: KindLayer) -> int:
     """Bytes in addition to saved ones at the end of a layer's forward, while the last product of the MLP runs: its
     outputs, with tp > 1 as partial sums and as their sum, those of shared experts, and what the backward recomputes of
     the MLP. With full recomputation the tensors of the mixer are free by then, but for the residual stream. When the
-    MLP's output is added to the stream, both exist, and nothing of the MLP but what is saved."""
+    MLP's output is added to the stream, both exist, and nothing of the MLP but what is saved. A norm of the output has
+    saved it. In a layer without an MLP the same of the mixer."""
     s, x, mlp, named = one.s, one.x, one.kind.mlp, one.named
-    if one.kind.mixer is None or mlp is None:
-        return 0
     full, own = one.recompute == "full", s.own(s.hidden)
-    beside = 2 * own if full else own if "norm" in named else 0
+    beside = own if full or ("norm" in named and not one.kind.outputs_normed) else 0
+    normed = not full and one.kind.norms_outputs
+    if mlp is None:
+        again = bytes_of(tensor for tensor in one.t.mixer if full or tensor.dropped_by in named)
+        return max(beside + again + one.gathered + (0 if normed else own), 2 * own)
+    if full and one.kind.mixer is not None:
+        beside += own
     if isinstance(mlp, RoutedMLP) and x is not None:
         outputs = x.rows // 2 if mlp.weights_inputs else x.rows
         again = x.product if full or "swiglu" in named or "experts" in named else 0
@@ -92,4 +97,4 @@ def forward_of(one: KindLayer) -> int:
         return beside + outputs + again + (own if mlp.shared is not None else 0)
     again = s.split(mlp.width) if isinstance(mlp, DenseMLP) and (full or "swiglu" in named) else 0
     again += one.t.mlp[0].bytes if full else 0
-    return max(beside + again + one.gathered + own, 2 * own)
+    return max(beside + again + one.gathered + (0 if normed else own), 2 * own)
