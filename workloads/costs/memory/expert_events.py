@@ -28,6 +28,16 @@ def experts_gathered(x: Shared, part: Part, turn: Turn, last_layer: Live) -> lis
     return [("last layer's experts, gathering", last_layer | {"weights": weights, "working": arriving})]
 
 
+def experts_made_again(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list[Step]:
+    """The end of the second forward of a layer's experts, whose weights ZeRO 3 has gathered to a buffer that lives until
+    then. The unit before is gathered ahead later. ``layer``: its backward."""
+    again = place.size.again
+    if not x.zero3 or not place.recomputed or not again or turn.second_half or x.expert_shards == 1:
+        return []
+    weights = x.b * place.size.block + 2 * x.b_experts * place.size.experts + x.c * part.tied
+    return [(f"{place.name}'s experts, second forward", layer | {"weights": weights, "working": again})]
+
+
 def experts_reduced(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list[Step]:
     """The reduction of the expert gradients of a layer, which comes before the rest of the layer. ``layer``: its
     backward.

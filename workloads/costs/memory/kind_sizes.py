@@ -17,7 +17,7 @@ from workloads.costs.memory.mixer_working import (
     mixing_first,
     recurrence_working,
 )
-from workloads.costs.memory.mlp_working import dense_working, first_half_after_experts, first_half_of, forward_of
+from workloads.costs.memory.mlp_working import dense_working, experts_again, first_half_after_experts, first_half_of, forward_of
 from workloads.costs.shape import fp8
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -42,6 +42,8 @@ class KindBytes(NamedTuple):
     arriving: int
     """Needed in addition when the backward of routed experts begins: the gradients of their outputs and of
     the stream; 0 without experts, or if all is recomputed."""
+    again: int
+    """Needed in addition when routed experts have their outputs again: `experts_again`."""
     deferred: int
     """Held between the passes of a split backward."""
     reducing: int
@@ -138,6 +140,7 @@ def kind_bytes(
         ending,
         forward,
         arriving,
+        experts_again(one, stream),
         deferred,
         reducing,
         first_half,

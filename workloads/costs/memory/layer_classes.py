@@ -44,6 +44,9 @@ class LayerSizes(NamedTuple):
     arriving: int
     """Bytes needed in addition to what is saved when the backward of its experts begins; 0 if that is not known."""
     arriving_kept: int
+    again: int
+    """Bytes needed in addition to ``saved`` when its experts, recomputed with all of it, have their outputs again; 0 if
+    they stop before."""
     deferred: int
     """Bytes held between the two passes of a split backward."""
     holds_gradient: bool
@@ -216,6 +219,7 @@ def _sizes_of_kinds(
                 forward_kept=kept.forward,
                 arriving=saved.arriving,
                 arriving_kept=kept.arriving,
+                again=saved.again,
                 deferred=saved.deferred if splits else 0,
                 holds_gradient=e.tp == 1 and not fp8.keeps_low(e) and _ends_with_product(kind),
                 first_half=saved.first_half if splits else 0,

@@ -6,7 +6,7 @@ Symbols are those of `workloads.costs.memory.estimate`.
 from __future__ import annotations
 
 from workloads.costs.memory.events import Live, Step
-from workloads.costs.memory.expert_events import beside_experts, experts_gathered, experts_reduced
+from workloads.costs.memory.expert_events import beside_experts, experts_gathered, experts_made_again, experts_reduced
 from workloads.costs.memory.gathered_weights import gathered
 from workloads.costs.memory.layer_classes import Place
 from workloads.costs.memory.sizes import Part, Shared
@@ -25,6 +25,7 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
         layer = _layer(x, part, turn, place)
         if place.done == 0:
             steps += experts_gathered(x, part, turn, layer)
+        steps += experts_made_again(x, part, turn, place, layer)
         steps.append((f"{place.name}, backward", layer))
         if turn.first_half:
             steps += _mixer_first(x, part, place, layer)

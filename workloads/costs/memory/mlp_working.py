@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from workloads.costs.memory.expert_activations import ExpertTensors
-from workloads.costs.memory.kind_layer import KindLayer, bytes_of
+from workloads.costs.memory.kind_layer import KindLayer, bytes_of, parts_of
+from workloads.costs.memory.kind_tensors import LATENT_SUM
 from workloads.costs.shape import fp8
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 
@@ -98,3 +99,20 @@ def forward_of(one: KindLayer) -> int:
     again = s.split(mlp.width) if isinstance(mlp, DenseMLP) and (full or "swiglu" in named) else 0
     again += one.t.mlp[0].bytes if full else 0
     return max(beside + again + one.gathered + (0 if normed else own), 2 * own)
+
+
+def experts_again(one: KindLayer, stream: int) -> int:
+    """Bytes in addition to saved ones when routed experts that are recomputed with the whole layer have their outputs
+    again, which a norm or the projection out of a latent reads: all tensors of the layer before them, the outputs, the
+    normed stream that was sent, if that is another one than the shared experts', and the stream's gradient. 0 for other layers, whose second
+    forward ends before it has the outputs."""
+    s, x, mlp = one.s, one.x, one.kind.mlp
+    if x is None or not isinstance(mlp, RoutedMLP) or one.recompute != "full" or not one.saves_after_experts:
+        return 0
+    later = sum(tensor.bytes for tensor in one.t.mlp if tensor.name == LATENT_SUM)
+    beside = 0
+    if one.kind.normed_beside:
+        beside = s.own(s.hidden) - 2 * s.own(s.hidden) - 3 * s.statistics()  # inputs and statistics of later norms
+    total = bytes_of(one.t.all()) + x.router + x.weights + x.rows + x.gate_up + x.product
+    outputs = x.rows // 2 if mlp.weights_inputs else x.rows
+    return stream + total - sum(parts_of(one, ()).values()) - later + beside + outputs

@@ -370,7 +370,7 @@ def held_by_chunk(
             latest = chunk, (chunk, action.kind == "I") in reduced
             reduced += [(chunk, action.kind == "I"), (chunk, action.kind != "W")]
         if last:
-            chunks[chunk] = ChunkState.DONE
+            chunks[chunk], ahead[chunk] = ChunkState.DONE, False
         elif action.kind == "I" and chunks[chunk] not in SUMMED:
             chunks[chunk] = ChunkState.ENDS_REDUCED
         elif action.kind != "F":
