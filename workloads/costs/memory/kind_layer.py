@@ -91,7 +91,7 @@ def parts_of(one: KindLayer, away: tuple[str, ...]) -> dict[str, int]:
     parts = {"residual stream": 0, "attention": more, "feed-forward": more, "tokens sent to experts": 0}
 
     def add(part: str, tensors: Iterable[Tensor]) -> None:
-        parts[part] += bytes_of(tensor for tensor in tensors if not _is_again(one, tensor) and not _is_in(away, tensor))
+        parts[part] += bytes_of(tensor for tensor in tensors if not is_again(one, tensor) and not _is_in(away, tensor))
 
     add("attention", t.mixer)
     add("feed-forward", t.mlp)
@@ -105,7 +105,7 @@ def parts_of(one: KindLayer, away: tuple[str, ...]) -> dict[str, int]:
     return parts
 
 
-def _is_again(one: KindLayer, tensor: Tensor) -> bool:
+def is_again(one: KindLayer, tensor: Tensor) -> bool:
     """Whether a tensor is recomputed one by one."""
     if one.compiled_again:
         return tensor.name in _MADE_AGAIN or ": norm" in tensor.name

@@ -17,7 +17,14 @@ from workloads.costs.memory.mixer_working import (
     mixing_first,
     recurrence_working,
 )
-from workloads.costs.memory.mlp_working import dense_working, experts_again, first_half_after_experts, first_half_of, forward_of
+from workloads.costs.memory.mlp_working import (
+    dense_working,
+    experts_again,
+    first_half_after_experts,
+    first_half_of,
+    forward_of,
+    rest_after_experts,
+)
 from workloads.costs.shape import fp8
 from workloads.spec.experiment import Experiment
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -32,6 +39,8 @@ class KindBytes(NamedTuple):
     """Held from forward to backward, on the device or, of it, ``offloaded`` on the host."""
     working: int
     """Needed in addition while the backward of its MLP runs."""
+    rest: int
+    """Needed in addition after the backward of routed experts: `rest_after_experts`."""
     mixing: int
     """Needed in addition while the backward of its mixer runs, without the gradients of routed experts."""
     ending: int
@@ -136,6 +145,7 @@ def kind_bytes(
     return KindBytes(
         saved,
         working,
+        rest_after_experts(one, stream, min(saved, total)),
         mixing,
         ending,
         forward,

@@ -35,6 +35,10 @@ class LayerSizes(NamedTuple):
     working: int
     """Bytes needed in addition to ``saved`` while the backward of its MLP runs; 0 if it has none."""
     working_kept: int
+    rest: int
+    """Bytes needed in addition to ``saved`` at the end of the backward of its MLP, without gradients of its routed
+    experts; below 0 where the MLP saved more; 0 if it has none."""
+    rest_kept: int
     mixing: int
     """Bytes needed in addition to ``saved`` while the rest of its backward runs, without gradients of experts."""
     mixing_kept: int
@@ -213,6 +217,8 @@ def _sizes_of_kinds(
                 kept=kept.saved - kept.offloaded,
                 working=saved.working,
                 working_kept=kept.working,
+                rest=saved.rest,
+                rest_kept=kept.rest,
                 mixing=mixing,
                 mixing_kept=mixing_kept,
                 forward=saved.forward,

@@ -82,7 +82,13 @@ def _mixer(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list
         "received": part.received(x, first_half=False) if layer["working"] else layer["received"],
     }
     if place.size.experts:
-        changes |= beside_experts(x, turn, place, layer)
+        beside, rest = beside_experts(x, turn, place, layer), size.rest if place.recomputed else size.rest_kept
+        of_mlp: Live = {"working": max(0, rest), "saved": layer["saved"] + min(0, rest), "received": layer["received"]}
+        changes |= beside
+        return [
+            (f"{place.name}, end of the MLP's backward", of_mlp | beside),
+            (f"{place.name}, mixer's backward", changes),
+        ]
     elif mixing + changes["received"] <= layer["working"] + layer["received"]:
         return []
     return [(f"{place.name}, mixer's backward", changes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workloads.costs.memory.expert_activations import ExpertTensors
-from workloads.costs.memory.kind_layer import KindLayer, bytes_of, parts_of
+from workloads.costs.memory.kind_layer import KindLayer, bytes_of, freed_before_experts, is_again, parts_of
 from workloads.costs.memory.kind_tensors import LATENT_SUM
 from workloads.costs.shape import fp8
 from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
@@ -95,6 +95,8 @@ def forward_of(one: KindLayer) -> int:
         again = x.product if full or "swiglu" in named or "experts" in named else 0
         again += x.gate_up if full or "experts" in named else 0
         again += x.router + x.weights + x.rows if full else 0
+        if one.kind.normed_beside:  # norms save both outputs, and later their sum; what was sent is there
+            return beside + outputs + again - (0 if full else 3 * s.statistics())
         return beside + outputs + again + (own if mlp.shared is not None else 0)
     again = s.split(mlp.width) if isinstance(mlp, DenseMLP) and (full or "swiglu" in named) else 0
     again += one.t.mlp[0].bytes if full else 0
@@ -116,3 +118,30 @@ def experts_again(one: KindLayer, stream: int) -> int:
     total = bytes_of(one.t.all()) + x.router + x.weights + x.rows + x.gate_up + x.product
     outputs = x.rows // 2 if mlp.weights_inputs else x.rows
     return stream + total - sum(parts_of(one, ()).values()) - later + beside + outputs
+
+
+def rest_after_experts(one: KindLayer, stream: int, saved: int) -> int:
+    """Bytes in addition to ``saved`` in the backward of a layer's MLP after that of its routed experts and beside their
+    gradients; 0 without routed experts. The tensors of the layer before its MLP exist and the gradient of the stream.
+    The largest of three moments:
+
+    1. the activation of shared experts: gate_up, its gradient, that of the product, and that of what was sent;
+    2. with tp > 1 their first product: its input, which is made again, gathered, the gradient of that as a partial sum
+       and as its sum, and the gradients of gate_up and of what was sent;
+    3. the end: two gradients of the input and their sum, and the gradients of all weights but of the last product's,
+       into a latent.
+    """
+    s, x, mlp, full = one.s, one.x, one.kind.mlp, one.recompute == "full"
+    if x is None or not isinstance(mlp, RoutedMLP):
+        return 0
+    there = bytes_of(tensor for tensor in (*one.t.entry, *one.t.mixer) if full or not is_again(one, tensor))
+    there += stream
+    normed = s.own(s.hidden) if "norm" in one.named and not full else 0
+    width = 0 if mlp.shared is None else mlp.shared.width
+    inputs = 2 if mlp.shared is not None and mlp.shared.gated else 1
+    before = one.w * (mlp.latent + width // s.tp) * s.hidden  # of the projection out of a latent, of shared down
+    first = one.w * (mlp.experts + inputs * width // s.tp) * s.hidden
+    of_shared = x.sent + before + (2 * inputs + 1) * s.split(width)
+    gathered = x.sent + before + 2 * one.gathered + s.own(s.hidden) + inputs * s.split(width) if s.tp > 1 else 0
+    end = 3 * s.own(s.hidden) + s.own(mlp.latent) + before + first
+    return there + max(of_shared, normed + max(gathered, end)) - freed_before_experts(one) - saved
