@@ -29,8 +29,8 @@ def experts_gathered(x: Shared, part: Part, turn: Turn, last_layer: Live) -> lis
 
 
 def experts_made_again(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list[Step]:
-    """The end of the second forward of a layer's experts, whose weights ZeRO 3 has gathered to a buffer that lives until
-    then. The unit before is gathered ahead later. ``layer``: its backward."""
+    """The end of the second forward of a layer's experts, whose weights ZeRO 3 has gathered to a buffer that lives
+    until then. The unit before is gathered ahead later. ``layer``: its backward."""
     again = place.size.again
     if not x.zero3 or not place.recomputed or not again or turn.second_half or x.expert_shards == 1:
         return []

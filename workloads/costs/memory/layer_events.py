@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from workloads.costs.memory.events import Live, Step
 from workloads.costs.memory.expert_events import beside_experts, experts_gathered, experts_made_again, experts_reduced
-from workloads.costs.memory.gathered_weights import gathered
+from workloads.costs.memory.gathered_weights import gathered, two_units
 from workloads.costs.memory.layer_classes import Place
 from workloads.costs.memory.sizes import Part, Shared
 from workloads.costs.memory.turn import Turn
@@ -28,7 +28,7 @@ def layer_steps(x: Shared, part: Part, turn: Turn) -> list[Step]:
         steps += experts_made_again(x, part, turn, place, layer)
         steps.append((f"{place.name}, backward", layer))
         if turn.first_half:
-            steps += _mixer_first(x, part, place, layer)
+            steps += _mixer_first(x, part, turn, place, layer)
             continue
         if place.size.experts:
             steps += experts_reduced(x, part, turn, place, layer)
@@ -89,13 +89,14 @@ def _mixer(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list
             (f"{place.name}, end of the MLP's backward", of_mlp | beside),
             (f"{place.name}, mixer's backward", changes),
         ]
-    elif mixing + changes["received"] <= layer["working"] + layer["received"]:
+    if mixing + changes["received"] <= layer["working"] + layer["received"]:
         return []
     return [(f"{place.name}, mixer's backward", changes)]
 
 
-def _mixer_first(x: Shared, part: Part, place: Place, layer: Live) -> list[Step]:
-    """As `_mixer`, in an input-gradient pass. A layer without an MLP passes the received gradient on."""
+def _mixer_first(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list[Step]:
+    """As `_mixer`, in an input-gradient pass. A layer without an MLP passes the received gradient on. ZeRO 3 has freed
+    the weights of the layer's experts."""
     size = x.sizes[place.kind]
     mixing = size.mixing_first if place.recomputed else size.mixing_first_kept
     received = layer["received"] if size.working == 0 else part.received(x, first_half=True)
@@ -105,6 +106,7 @@ def _mixer_first(x: Shared, part: Part, place: Place, layer: Live) -> list[Step]
         "working": max(0, mixing),
         "saved": layer["saved"] + min(0, mixing),
         "received": received,
+        "weights": min(part.whole, two_units(x, part, turn, place)) if x.zero3 else layer["weights"],
     }
     return [(f"{place.name}, mixer's backward", changes)]
 

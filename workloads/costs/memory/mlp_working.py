@@ -106,8 +106,8 @@ def forward_of(one: KindLayer) -> int:
 def experts_again(one: KindLayer, stream: int) -> int:
     """Bytes in addition to saved ones when routed experts that are recomputed with the whole layer have their outputs
     again, which a norm or the projection out of a latent reads: all tensors of the layer before them, the outputs, the
-    normed stream that was sent, if that is another one than the shared experts', and the stream's gradient. 0 for other layers, whose second
-    forward ends before it has the outputs."""
+    normed stream that was sent, if that is another one than the shared experts', and the stream's gradient. 0 for other
+    layers, whose second forward ends before it has the outputs."""
     s, x, mlp = one.s, one.x, one.kind.mlp
     if x is None or not isinstance(mlp, RoutedMLP) or one.recompute != "full" or not one.saves_after_experts:
         return 0
