@@ -110,24 +110,27 @@ def exchanging_first(one: KindLayer, saved: int) -> int:
 
 def mixing_first(one: KindLayer, stream: int, saved: int) -> int:
     """As `mixer_working`, in the input-gradient pass of a split backward, in which no weight has a gradient: beside the
-    mixer waits what the weight-gradient pass needs of the MLP and, with tp > 1, of the output projection. ``saved`` as
-    there."""
+    mixer waits what the weight-gradient pass needs of the MLP and, with tp > 1, of the output projection. With tp > 1
+    it may be highest at its end: all that waits, the gradient of the gathered input as a partial sum and as its sum,
+    that of the stream, and the layer's input. ``saved`` as there."""
     one, mixer = one._replace(w=0), one.kind.mixer
     if mixer is None:
         return -saved
     inputs = bytes_of(tensor for tensor in (*_before_mixer(one), *one.t.mixer) if tensor.feeds)
     gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient and not tensor.feeds)
     of_stream = 0 if one.s.tp > 1 else one.s.own(one.s.hidden)  # the gradient of the output projection's output
-    waits = max(0, deferred_of(one) - inputs - gradients - of_stream)
+    deferred = deferred_of(one)
+    waits = max(0, deferred - inputs - gradients - of_stream)
+    end = deferred + one.gathered + 2 * one.s.own(one.s.hidden) + stream - saved if one.s.tp > 1 else -saved
     if isinstance(mixer, GatedDeltaRule | KimiDelta | Mamba2):
         of_output = one.t.mixer[-1].bytes
         there = waits + of_output + recurrence_working(one, mixer, stream, saved)
-        return max(there, exchanging_first(one, saved))
+        return max(there, end, exchanging_first(one, saved))
     there = waits + _all_of_mixer(one, stream) - saved
     if isinstance(mixer, Attention) and mixer.norm == "all_heads" and one.s.tp > 1:
         output = one.t.mixer[-1].bytes  # waits for the output projection's weight gradient
         there = max(there, waits + output + _norm_of_all_heads(one, mixer, stream) - saved)
-    return there
+    return max(there, end)
 
 
 def _norm_of_all_heads(one: KindLayer, mixer: Attention, stream: int) -> int:

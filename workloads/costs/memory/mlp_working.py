@@ -123,12 +123,14 @@ def experts_again(one: KindLayer, stream: int) -> int:
 def rest_after_experts(one: KindLayer, stream: int, saved: int) -> int:
     """Bytes in addition to ``saved`` in the backward of a layer's MLP after that of its routed experts and beside their
     gradients; 0 without routed experts. The tensors of the layer before its MLP exist and the gradient of the stream.
-    The largest of three moments:
+    The largest of four moments, the first three beside the gradient of what was sent:
 
-    1. the activation of shared experts: gate_up, its gradient, that of the product, and that of what was sent;
-    2. with tp > 1 their first product: its input, which is made again, gathered, the gradient of that as a partial sum
-       and as its sum, and the gradients of gate_up and of what was sent;
-    3. the end: two gradients of the input and their sum, and the gradients of all weights but of the last product's,
+    1. the second product of shared experts: the gathered gradient of its output, the product and its gradient, and
+       gate_up;
+    2. their activation: gate_up, its gradient, and that of the product;
+    3. with tp > 1 their first product: its input, which is made again, gathered, the gradient of that as a partial sum
+       and as its sum, and the gradient of gate_up;
+    4. the end: two gradients of the input and their sum, and the gradients of all weights but of the last product's,
        into a latent.
     """
     s, x, mlp, full = one.s, one.x, one.kind.mlp, one.recompute == "full"
@@ -141,7 +143,8 @@ def rest_after_experts(one: KindLayer, stream: int, saved: int) -> int:
     inputs = 2 if mlp.shared is not None and mlp.shared.gated else 1
     before = one.w * (mlp.latent + width // s.tp) * s.hidden  # of the projection out of a latent, of shared down
     first = one.w * (mlp.experts + inputs * width // s.tp) * s.hidden
-    of_shared = x.sent + before + (2 * inputs + 1) * s.split(width)
-    gathered = x.sent + before + 2 * one.gathered + s.own(s.hidden) + inputs * s.split(width) if s.tp > 1 else 0
-    end = 3 * s.own(s.hidden) + s.own(mlp.latent) + before + first
-    return there + max(of_shared, normed + max(gathered, end)) - freed_before_experts(one) - saved
+    of_shared = max(one.gathered + (inputs + 2) * s.split(width), (2 * inputs + 1) * s.split(width)) if width else 0
+    if s.tp > 1 and width:
+        of_shared = max(of_shared, normed + 2 * one.gathered + s.own(s.hidden) + inputs * s.split(width))
+    end = normed + 3 * s.own(s.hidden) + s.own(mlp.latent) + first
+    return there + before + max(x.sent + of_shared, end) - freed_before_experts(one) - saved
