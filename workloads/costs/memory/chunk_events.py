@@ -207,7 +207,8 @@ def _read_last(chunks: list[Chunk], at: tuple[ChunkState, ...], chunk: int, agai
 
 def _in_second_half(e: Experiment, x: Shared) -> Shared:
     """`Shared` for the weight-gradient pass: layers hold what the input-gradient pass has left, and need their weights'
-    gradients. When expert gradients are reduced, the experts' rows, output gradients, gate_up and product are free.
+    gradients. When expert gradients are reduced, the experts' rows, output gradients, gate_up and product are free, and
+    what the projection out of a latent has read.
     """
     sizes: list[LayerSizes] = []
     for size in x.sizes:
@@ -215,6 +216,7 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
         if size.experts:
             of_experts = routed_tensors(e, x.c)
             reducing = -(2 * of_experts.rows + of_experts.gate_up + of_experts.product)
+            reducing += sum(x.w_blocks * product.elements - product.frees for product in size.products[:-1])
         one = size._replace(saved=size.deferred, kept=size.deferred, working=working, working_kept=working)
         sizes.append(one._replace(reducing=reducing, reducing_kept=reducing))
     return x._replace(sizes=tuple(sizes))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workloads.costs.memory.kind_layer import KindLayer, bytes_of
+from workloads.costs.memory.kind_tensors import LATENT_SUM
 from workloads.costs.shape import fp8
-from workloads.spec.layer_kinds.mlp import DenseMLP
+from workloads.spec.layer_kinds.mlp import DenseMLP, RoutedMLP
 
 
 class Product(NamedTuple):
@@ -22,10 +23,16 @@ class Product(NamedTuple):
 
 def products_of(one: KindLayer, block: int) -> tuple[Product, ...]:
     """Those of a layer in the order of its backward. What follows the output projection of a mixer counts as one, and
-    so do all of a layer with routed experts or with factors in fp8. ``block``: elements of the layer on one rank,
-    without routed experts; norms and biases count with the last product."""
+    so do all of a layer with factors in fp8, or with routed experts, of which only the projection out of a latent comes
+    before the experts'. ``block``: elements of the layer on one rank, without routed experts; norms and biases count
+    with the last product."""
     s, kind, products = one.s, one.kind, []
-    if fp8.is_low(one.e) or not (kind.mlp is None or isinstance(kind.mlp, DenseMLP)):
+    if isinstance(kind.mlp, RoutedMLP) and kind.mlp.latent and not fp8.is_low(one.e):
+        (latent,) = (tensor for tensor in one.t.mlp if tensor.name == LATENT_SUM)
+        of_output = s.own(s.hidden) if s.tp > 1 or kind.mlp.shared is None else 0  # else the stream's, which stays
+        out = kind.mlp.latent * s.hidden
+        return Product(out, latent.bytes + of_output, 0), Product(block - out, 0, one.gathered)
+    if fp8.is_low(one.e) or isinstance(kind.mlp, RoutedMLP):
         return (Product(block, 0, one.gathered),)
     of_output = s.c * s.tokens * s.hidden  # the gradient of a row-parallel product's output
     if isinstance(kind.mlp, DenseMLP):
