@@ -59,6 +59,8 @@ class KindBytes(NamedTuple):
     """Needed in addition to ``saved`` while the experts' gradients are reduced."""
     first_half: int
     """Extra working bytes in the input-gradient pass of a split backward."""
+    rest_first: int
+    """As ``rest``, in that pass."""
     mixing_first: int
     """As ``mixing``, in that pass."""
     offloaded: int
@@ -97,7 +99,7 @@ def kind_bytes(
     s, t, x = one.s, one.t, one.x
     saved, stream = sum(parts_of(one, ()).values()), e.model.streams * s.own(s.hidden)
     total = bytes_of(t.all()) + (0 if x is None else x.router + x.weights + x.rows + x.gate_up + x.product)
-    again, working, in_first_half = total + 2 * one.kept - saved, 0, 0
+    again, working, in_first_half, rest_first = total + 2 * one.kept - saved, 0, 0, 0
     if isinstance(kind.mlp, RoutedMLP) and x is not None:
         gathered = s.c * s.tokens * (kind.mlp.latent or s.hidden) if e.etp > 1 else 0
         if one.recompute == "full":
@@ -114,7 +116,8 @@ def kind_bytes(
         working += stream - freed_before_experts(one)
         # The projection out of a latent needs its input for the weight-gradient pass.
         left = stream - (0 if kind.mlp.latent else freed_before_experts(one))
-        in_first_half = left + max(in_first_half, again + first_half_after_experts(one, kind.mlp, x))
+        in_first_half += left
+        rest_first = left + again + first_half_after_experts(one, kind.mlp, x)
     elif isinstance(kind.mlp, DenseMLP):
         if one.recompute != "full" and not one.compiled_again:
             again = t.mlp[1].bytes if "swiglu" in one.named and not fp8.is_low(e) else 0
@@ -154,6 +157,7 @@ def kind_bytes(
         deferred,
         reducing,
         first_half,
+        rest_first,
         in_first_mixer,
         of_host,
         of_input,

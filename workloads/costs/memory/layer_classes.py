@@ -58,8 +58,11 @@ class LayerSizes(NamedTuple):
     and neither is its output normed nor are gradients cast to fp8."""
     first_half: int
     """Extra working bytes in the input-gradient pass, in addition to ``working``."""
+    rest_first: int
+    """As ``rest``, in the input-gradient pass."""
+    rest_first_kept: int
     mixing_first: int
-    """As ``mixing``, in the input-gradient pass."""
+    """As ``mixing``, in that pass."""
     mixing_first_kept: int
     block: int
     """Elements of the block, without routed experts, which are units of their own."""
@@ -229,6 +232,8 @@ def _sizes_of_kinds(
                 deferred=saved.deferred if splits else 0,
                 holds_gradient=e.tp == 1 and not fp8.keeps_low(e) and _ends_with_product(kind),
                 first_half=saved.first_half if splits else 0,
+                rest_first=saved.rest_first if splits else 0,
+                rest_first_kept=kept.rest_first if splits else 0,
                 mixing_first=saved.mixing_first if splits else 0,
                 mixing_first_kept=kept.mixing_first if splits else 0,
                 block=rest,

@@ -97,18 +97,22 @@ def _mixer(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list
 def _mixer_first(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list[Step]:
     """As `_mixer`, in an input-gradient pass. A layer without an MLP passes the received gradient on. ZeRO 3 has freed
     the weights of the layer's experts."""
-    size = x.sizes[place.kind]
+    size, steps = x.sizes[place.kind], []
+    weights = min(part.whole, two_units(x, part, turn, place)) if x.zero3 else layer["weights"]
+    if size.experts:
+        rest = size.rest_first if place.recomputed else size.rest_first_kept
+        steps.append((f"{place.name}, end of the MLP's backward", layer | {"working": rest, "weights": weights}))
     mixing = size.mixing_first if place.recomputed else size.mixing_first_kept
     received = layer["received"] if size.working == 0 else part.received(x, first_half=True)
-    if mixing + received <= layer["working"] + layer["received"]:
-        return []
-    changes: Live = {
-        "working": max(0, mixing),
-        "saved": layer["saved"] + min(0, mixing),
-        "received": received,
-        "weights": min(part.whole, two_units(x, part, turn, place)) if x.zero3 else layer["weights"],
-    }
-    return [(f"{place.name}, mixer's backward", changes)]
+    if size.experts or mixing + received > layer["working"] + layer["received"]:
+        changes: Live = {
+            "working": max(0, mixing),
+            "saved": layer["saved"] + min(0, mixing),
+            "received": received,
+            "weights": weights,
+        }
+        steps.append((f"{place.name}, mixer's backward", changes))
+    return steps
 
 
 def _prior(x: Shared, part: Part, turn: Turn) -> int:

@@ -77,12 +77,12 @@ def _before_mixer(one: KindLayer) -> list[Tensor]:
 
 def ending_of(one: KindLayer, stream: int, saved: int) -> int:
     """Bytes in addition to ``saved``, and to the gradients of all weights, when a mixer's first product gets its
-    gradient: the gradients of its outputs and of the stream, its input, and that of the layer. Far below 0 unless a
-    micro-batch has few tokens."""
+    gradient: the gradients of its outputs and of the stream, its input, with tp > 1 gathered too, and that of the
+    layer. Far below 0 unless a micro-batch has few tokens."""
     if one.kind.mixer is None:
         return -saved
     gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
-    return gradients + 3 * stream - saved
+    return gradients + 3 * stream + one.gathered - saved
 
 
 def exchanging_heads(one: KindLayer) -> int:
