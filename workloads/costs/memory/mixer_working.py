@@ -78,11 +78,17 @@ def _before_mixer(one: KindLayer) -> list[Tensor]:
 def ending_of(one: KindLayer, stream: int, saved: int) -> int:
     """Bytes in addition to ``saved``, and to the gradients of all weights, when a mixer's first product gets its
     gradient: the gradients of its outputs and of the stream, its input, with tp > 1 gathered too, and that of the
-    layer. Far below 0 unless a micro-batch has few tokens."""
-    if one.kind.mixer is None:
+    layer. Far below 0 unless a micro-batch has few tokens. Before attention's first weight has its gradient, that of
+    the gathered input exists as a partial sum."""
+    mixer = one.kind.mixer
+    if mixer is None:
         return -saved
     gradients = sum(tensor.bytes for tensor in one.t.mixer if tensor.gradient)
-    return gradients + 3 * stream + one.gathered - saved
+    partial = 0
+    if isinstance(mixer, Attention):
+        first = sum(weight.parameters for weight in mixer.weights(one.s.hidden) if weight.name != "o") // one.s.tp
+        partial = max(0, one.gathered - one.w * first)
+    return gradients + 3 * stream + one.gathered + partial - saved
 
 
 def exchanging_heads(one: KindLayer) -> int:
