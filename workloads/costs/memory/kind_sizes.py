@@ -58,7 +58,7 @@ class KindBytes(NamedTuple):
     reducing: int
     """Needed in addition to ``saved`` while the experts' gradients are reduced."""
     first_half: int
-    """Extra working bytes in the input-gradient pass of a split backward."""
+    """As ``working``, in the input-gradient pass of a split backward, with routed experts until theirs is done."""
     rest_first: int
     """As ``rest``, in that pass."""
     mixing_first: int
@@ -103,12 +103,12 @@ def kind_bytes(
     if isinstance(kind.mlp, RoutedMLP) and x is not None:
         gathered = s.c * s.tokens * (kind.mlp.latent or s.hidden) if e.etp > 1 else 0
         if one.recompute == "full":
-            working = expert_working(e, kind.mlp, x, gathered, w=of_experts, adds=experts_add)
+            second = 0
             if not one.saves_after_experts:
                 shared = s.own(s.hidden) if kind.mlp.shared is not None else 0
-                working = max(working, second_forward_working(e, kind.mlp, x, gathered + shared))
-            working += again
-            in_first_half = again + first_half_working(e, kind.mlp, x, gathered)
+                second = second_forward_working(e, kind.mlp, x, gathered + shared)
+            working = again + max(second, expert_working(e, kind.mlp, x, gathered, w=of_experts, adds=experts_add))
+            in_first_half = again + max(second, first_half_working(e, kind.mlp, x, gathered))
         else:
             again = x.gate_up + x.product if "experts" in one.named else x.product if "swiglu" in one.named else 0
             working = expert_working(e, kind.mlp, x, gathered, again, w=of_experts, adds=experts_add)
@@ -132,6 +132,8 @@ def kind_bytes(
     if kind.ahead:  # gradients that the head has made of other hidden states
         working += s.own(s.hidden) * e.model.mtp_modules
         mixing += s.own(s.hidden) * e.model.mtp_modules
+        in_first_half += s.own(s.hidden) * e.model.mtp_modules
+        rest_first += s.own(s.hidden) * e.model.mtp_modules
     reducing = 0 if x is None else again + stream - freed_before_experts(one) - x.weights - x.gate_up - x.product
     if x is not None and isinstance(kind.mlp, RoutedMLP) and kind.mlp.weights_inputs:
         reducing -= x.rows // 2  # copies before and after they are weighted, of which the gradient of one is left
@@ -140,7 +142,7 @@ def kind_bytes(
     of_input = t.entry[0].bytes if "input" in offloaded else 0
     in_first_mixer = -saved if one.compiled_again else mixing_first(one, stream, min(saved, total))
     in_first_mixer += s.own(s.hidden) * e.model.mtp_modules if kind.ahead else 0
-    first_half, ending = max(0, in_first_half - working), ending_of(one, stream, min(saved, total))
+    ending = ending_of(one, stream, min(saved, total))
     forward, deferred = forward_of(one), deferred_of(one)
     arriving = 0 if x is None else x.rows + stream - freed_before_experts(one)
     if one.recompute == "full":
@@ -156,7 +158,7 @@ def kind_bytes(
         experts_again(one, stream),
         deferred,
         reducing,
-        first_half,
+        in_first_half,
         rest_first,
         in_first_mixer,
         of_host,

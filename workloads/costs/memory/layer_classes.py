@@ -57,7 +57,8 @@ class LayerSizes(NamedTuple):
     """Whether the gradient of its output is, as it arrives, part of ``deferred``: its last product is of own tokens,
     and neither is its output normed nor are gradients cast to fp8."""
     first_half: int
-    """Extra working bytes in the input-gradient pass, in addition to ``working``."""
+    """As ``working``, in the input-gradient pass, with routed experts until theirs is done."""
+    first_half_kept: int
     rest_first: int
     """As ``rest``, in the input-gradient pass."""
     rest_first_kept: int
@@ -232,6 +233,7 @@ def _sizes_of_kinds(
                 deferred=saved.deferred if splits else 0,
                 holds_gradient=e.tp == 1 and not fp8.keeps_low(e) and _ends_with_product(kind),
                 first_half=saved.first_half if splits else 0,
+                first_half_kept=kept.first_half if splits else 0,
                 rest_first=saved.rest_first if splits else 0,
                 rest_first_kept=kept.rest_first if splits else 0,
                 mixing_first=saved.mixing_first if splits else 0,

@@ -49,6 +49,8 @@ def _layer(x: Shared, part: Part, turn: Turn, place: Place) -> Live:
     """
     whole, size = not turn.first_half, x.sizes[place.kind]  # in a first backward with the sums that it makes
     working = size.working if place.recomputed else size.working_kept
+    if turn.first_half:
+        working = size.first_half if place.recomputed else size.first_half_kept
     gradients, flat = _prior(x, part, turn), _flat(x, part, turn)
     if whole and turn.prior:
         gradients += turn.finished(x, place.rest, place.experts)
@@ -66,7 +68,7 @@ def _layer(x: Shared, part: Part, turn: Turn, place: Place) -> Live:
         "gradients": gradients,
         "received": part.received(x, first_half=turn.first_half) if place.done and not turn.second_half else 0,
         "of_tied": x.w * part.tied,
-        "working": working + (0 if whole else size.first_half),
+        "working": working,
         "flat": flat,
     }
 
