@@ -212,11 +212,13 @@ def _in_second_half(e: Experiment, x: Shared) -> Shared:
     """
     sizes: list[LayerSizes] = []
     for size in x.sizes:
-        working, reducing = max(highest_of(size.products, x.w_blocks), x.w_experts * size.experts), 0
+        working, reducing = highest_of(size.products, x.w_blocks), 0
         if size.experts:
             of_experts = routed_tensors(e, x.c)
-            reducing = -(2 * of_experts.rows + of_experts.gate_up + of_experts.product)
-            reducing += sum(x.w_blocks * product.elements - product.frees for product in size.products[:-1])
+            before = sum(x.w_blocks * product.elements - product.frees for product in size.products[:-1])
+            after_down = x.w_experts * size.experts - of_experts.product - of_experts.rows
+            working = max(working, before + max(x.w_experts * size.experts_down, after_down))
+            reducing = before - (2 * of_experts.rows + of_experts.gate_up + of_experts.product)
         one = size._replace(saved=size.deferred, kept=size.deferred, working=working, working_kept=working)
         sizes.append(one._replace(reducing=reducing, reducing_kept=reducing))
     return x._replace(sizes=tuple(sizes))

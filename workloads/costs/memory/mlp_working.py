@@ -143,8 +143,13 @@ def rest_after_experts(one: KindLayer, stream: int, saved: int) -> int:
     inputs = 2 if mlp.shared is not None and mlp.shared.gated else 1
     before = one.w * (mlp.latent + width // s.tp) * s.hidden  # of the projection out of a latent, of shared down
     first = one.w * (mlp.experts + inputs * width // s.tp) * s.hidden
-    of_shared = max(one.gathered + (inputs + 2) * s.split(width), (2 * inputs + 1) * s.split(width)) if width else 0
-    if s.tp > 1 and width:
-        of_shared = max(of_shared, normed + 2 * one.gathered + s.own(s.hidden) + inputs * s.split(width))
-    end = normed + 3 * s.own(s.hidden) + s.own(mlp.latent) + first
-    return there + before + max(x.sent + of_shared, end) - freed_before_experts(one) - saved
+    waits = (
+        s.own(s.hidden) if one.kind.normed_beside else 0
+    )  # the gradient of shared experts' output, else the stream's
+    of_shared, end = 0, normed + 3 * s.own(s.hidden) + s.own(mlp.latent) + first
+    if width:
+        of_shared = max(waits + one.gathered + (inputs + 2) * s.split(width), (2 * inputs + 1) * s.split(width))
+        if s.tp > 1:
+            of_shared = max(of_shared, normed + 2 * one.gathered + s.own(s.hidden) + inputs * s.split(width))
+        of_shared += x.sent
+    return there + before + max(of_shared, end) - waits - freed_before_experts(one) - saved
