@@ -78,18 +78,14 @@ def _mixer(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -> list
     backward of its MLP, after which the gradient that a stage has received is not that of the stream any more."""
     size = x.sizes[place.kind]
     mixing = size.mixing if place.recomputed else size.mixing_kept
-    changes: Live = {
-        "working": max(0, mixing),
-        "saved": layer["saved"] + min(0, mixing),  # more of what the layer saved is free than is needed
-        "received": part.received(x, first_half=False) if layer["working"] else layer["received"],
-    }
+    received = part.received(x, first_half=False) if layer["working"] else layer["received"]
+    changes: Live = _needs(layer, mixing) | {"received": received}
     if place.size.experts:
-        beside, rest = beside_experts(x, turn, place, layer), size.rest if place.recomputed else size.rest_kept
-        of_mlp: Live = {"working": max(0, rest), "saved": layer["saved"] + min(0, rest), "received": layer["received"]}
-        changes |= beside
+        beside = beside_experts(x, turn, place, layer)
+        of_mlp = _needs(layer, size.rest if place.recomputed else size.rest_kept) | {"received": layer["received"]}
         return [
             (f"{place.name}, end of the MLP's backward", of_mlp | beside),
-            (f"{place.name}, mixer's backward", changes),
+            (f"{place.name}, mixer's backward", changes | beside),
         ]
     if mixing + changes["received"] <= layer["working"] + layer["received"]:
         return []
@@ -107,14 +103,15 @@ def _mixer_first(x: Shared, part: Part, turn: Turn, place: Place, layer: Live) -
     mixing = size.mixing_first if place.recomputed else size.mixing_first_kept
     received = layer["received"] if size.working == 0 else part.received(x, first_half=True)
     if size.experts or mixing + received > layer["working"] + layer["received"]:
-        changes: Live = {
-            "working": max(0, mixing),
-            "saved": layer["saved"] + min(0, mixing),
-            "received": received,
-            "weights": weights,
-        }
+        changes = _needs(layer, mixing) | {"received": received, "weights": weights}
         steps.append((f"{place.name}, mixer's backward", changes))
     return steps
+
+
+def _needs(layer: Live, working: int) -> Live:
+    """A moment of a layer's backward that needs so many bytes in addition to what the layer saved; below 0 where more
+    of it is free than is needed. ``layer``: the backward of its MLP."""
+    return {"working": max(0, working), "saved": layer["saved"] + min(0, working)}
 
 
 def _prior(x: Shared, part: Part, turn: Turn) -> int:

@@ -113,8 +113,8 @@ def experts_again(one: KindLayer, stream: int) -> int:
         return 0
     later = sum(tensor.bytes for tensor in one.t.mlp if tensor.name == LATENT_SUM)
     beside = 0
-    if one.kind.normed_beside:
-        beside = s.own(s.hidden) - 2 * s.own(s.hidden) - 3 * s.statistics()  # inputs and statistics of later norms
+    if one.kind.normed_beside:  # what was sent, less inputs and statistics of later norms
+        beside = -s.own(s.hidden) - 3 * s.statistics()
     total = bytes_of(one.t.all()) + x.router + x.weights + x.rows + x.gate_up + x.product
     outputs = x.rows // 2 if mlp.weights_inputs else x.rows
     return stream + total - sum(parts_of(one, ()).values()) - later + beside + outputs
@@ -143,9 +143,8 @@ def rest_after_experts(one: KindLayer, stream: int, saved: int) -> int:
     inputs = 2 if mlp.shared is not None and mlp.shared.gated else 1
     before = one.w * (mlp.latent + width // s.tp) * s.hidden  # of the projection out of a latent, of shared down
     first = one.w * (mlp.experts + inputs * width // s.tp) * s.hidden
-    waits = (
-        s.own(s.hidden) if one.kind.normed_beside else 0
-    )  # the gradient of shared experts' output, else the stream's
+    # The gradient of shared experts' output; without norms between it is the stream's.
+    waits = s.own(s.hidden) if one.kind.normed_beside else 0
     of_shared, end = 0, normed + 3 * s.own(s.hidden) + s.own(mlp.latent) + first
     if width:
         of_shared = max(waits + one.gathered + (inputs + 2) * s.split(width), (2 * inputs + 1) * s.split(width))

@@ -43,7 +43,7 @@ def products_of(one: KindLayer, block: int) -> tuple[Product, ...]:
             Product((2 if kind.mlp.gated else 1) * down, gate_up.bytes + s.own(s.hidden), one.gathered),
         ]
     if kind.mixer is not None:
-        outputs = sum(one.parameters for one in kind.mixer.weights(s.hidden) if one.name in ("o", "out")) // s.tp
+        outputs = sum(w.parameters for w in kind.mixer.weights(s.hidden) if w.name in ("o", "out")) // s.tp
         feeds = bytes_of([tensor for tensor in one.t.mixer if tensor.feeds][-1:])
         products.append(Product(outputs, feeds + of_output, 0))
         products.append(Product(0, 0, one.gathered))
